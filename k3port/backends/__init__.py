@@ -1,0 +1,1 @@
+"""Kernels by where they run; each package registers its specs through the hooks."""

@@ -1,0 +1,34 @@
+"""The hooks through which kernels and platforms enter k3port; built-in ones use the same hooks as plugins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    from k3port.oracle.spec import Device, KernelSpec
+
+PROJECT = "k3port"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+@hookspec
+def k3port_kernels() -> Sequence[KernelSpec]:
+    """Kernels of this plugin. Must not import torch or a vendor package: a spec names what to import when chosen."""
+    raise AssertionError("a hook specification is never called")
+
+
+@hookspec
+def k3port_detect() -> Sequence[Device]:
+    """Devices of this plugin's vendor that are in this machine. Must not create a GPU context."""
+    raise AssertionError("a hook specification is never called")
+
+
+@hookspec
+def k3port_platforms() -> Sequence[Path]:
+    """Platform files (YAML) that add profiles to the built-in ones."""
+    raise AssertionError("a hook specification is never called")

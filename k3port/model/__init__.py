@@ -1,0 +1,1 @@
+"""The one model definition: Kimi K3 and Kimi-Linear from a config, in terms of the ops table."""

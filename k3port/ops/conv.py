@@ -1,0 +1,107 @@
+"""The short causal depthwise convolution in front of KDA, with SiLU and a cached tail per request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from k3port.ops.catalog import Phase
+from k3port.ops.contract import Contract, Cost, Invariant, Sample, accumulation_dtype, cloned, relative_rms
+from k3port.ops.segment import NULL_SLOT, Segment, make_segment
+
+
+def short_conv(x: torch.Tensor, weight: torch.Tensor, tail: torch.Tensor, segment: Segment) -> torch.Tensor:
+    """``y_t = sum_j weight[j] x_(t-W+1+j)``, then SiLU; ``weight[:, W-1]`` multiplies the current token.
+
+    The tail holds *raw* inputs, before the convolution. Taps and sums are float32, the result is rounded once.
+
+    Args:
+        x: ``[T, P]`` raw projections of the segment's requests, one after the other.
+        weight: ``[P, W]`` float32 taps.
+        tail: ``[S, W-1, P]`` last raw inputs per state slot, oldest first; updated in place.
+
+    Returns:
+        ``[T, P]`` in the dtype of ``x``; rows of padding requests are zero.
+    """
+    acc = accumulation_dtype(x)
+    width = weight.shape[1]
+    out = torch.zeros_like(x)
+    for (begin, end), slot in zip(segment.spans(), segment.slots.tolist(), strict=True):
+        if slot == NULL_SLOT or begin == end:
+            continue
+        window = torch.cat((tail[slot].to(x.dtype), x[begin:end]))
+        for t in range(end - begin):
+            y = (window[t : t + width].to(acc) * weight.to(acc).T).sum(dim=0)
+            out[begin + t] = (y * torch.sigmoid(y)).to(x.dtype)
+        tail[slot] = window[end - begin :].to(tail.dtype)
+    return out
+
+
+def _samples(dtype: torch.dtype, gen: torch.Generator) -> Iterator[Sample]:
+    def sample(
+        name: str, phase: Phase, lengths: list[int], slots: list[int], adversarial: bool = False, width: int = 4
+    ) -> Sample:
+        channels = 96
+        args = {
+            "x": torch.randn(sum(lengths), channels, generator=gen).to(dtype),
+            "weight": torch.randn(channels, width, generator=gen) * 0.5,
+            "tail": torch.randn(max([*slots, 1]) + 2, width - 1, channels, generator=gen).to(dtype),
+            "segment": make_segment(phase, lengths, slots),
+        }
+        return Sample(name, args, adversarial)
+
+    yield sample("one request", "prefill", [70], [1])
+    yield sample("shorter than the window", "prefill", [1, 2, 3], [3, 1, 2], adversarial=True)
+    yield sample("packed with an empty request", "prefill", [5, 0, 64, 1], [2, 5, 1, 4], adversarial=True)
+    yield sample("width 3", "prefill", [9], [1], width=3)
+    yield sample("decode", "decode", [1, 1, 1], [4, 2, 7])
+    yield sample("decode with padding", "decode", [1, 1, 1, 1], [0, 3, 0, 1], adversarial=True)
+
+
+def _check_delay(function: Callable[..., Any], dtype: torch.dtype, gen: torch.Generator) -> None:
+    """Tap 0 alone delays by W-1 tokens, the last tap alone is the identity (before SiLU)."""
+    x = torch.randn(6, 8, generator=gen).to(dtype)
+    silu = (x.float() * torch.sigmoid(x.float())).to(dtype)
+    for tap, delay in ((0, 3), (3, 0)):
+        weight = torch.zeros(8, 4)
+        weight[:, tap] = 1
+        tail = torch.zeros(2, 3, 8, dtype=dtype)
+        y = function(x.clone(), weight, tail, make_segment("prefill", [6], [1]))
+        assert torch.equal(y[:delay], torch.zeros_like(y[:delay]))
+        assert relative_rms(y[delay:], silu[: 6 - delay]) < 1e-2, f"tap {tap} must delay by {delay} tokens"
+        assert torch.equal(tail[1], x[3:]), "the tail must hold the last raw inputs, oldest first"
+
+
+def _check_split(function: Callable[..., Any], dtype: torch.dtype, gen: torch.Generator) -> None:
+    """A sequence in two calls equals one call."""
+    x, weight = torch.randn(11, 16, generator=gen).to(dtype), torch.randn(16, 4, generator=gen)
+    whole_tail = torch.zeros(2, 3, 16, dtype=dtype)
+    whole = function(x, weight, whole_tail, make_segment("prefill", [11], [1]))
+    for cut in (1, 2, 3, 10):
+        tail = torch.zeros(2, 3, 16, dtype=dtype)
+        first = function(cloned(x[:cut]), weight, tail, make_segment("prefill", [cut], [1]))
+        second = function(cloned(x[cut:]), weight, tail, make_segment("prefill", [11 - cut], [1]))
+        assert relative_rms(torch.cat((first, second)), whole) < 1e-3
+        assert torch.equal(tail, whole_tail)
+
+
+def _cost(axes: Mapping[str, int], itemsize: int) -> Cost:
+    moved = (2 * axes["T"] + 2 * axes["B"] * (axes["W"] - 1)) * axes["P"] * itemsize + 4 * axes["P"] * axes["W"]
+    return Cost(bytes=moved, flops=(2 * axes["W"] + 4) * axes["T"] * axes["P"])
+
+
+SHORT_CONV = Contract(
+    op="short_conv",
+    inputs={"x": "T P", "weight": "P W", "tail": "S W-1 P", "segment": ""},
+    outputs={"y": "T P"},
+    mutates=("tail",),
+    reference=short_conv,
+    samples=_samples,
+    cost=_cost,
+    invariants=(
+        Invariant("a tap is a delay", _check_delay),
+        Invariant("split equals whole", _check_split),
+    ),
+)

@@ -1,0 +1,149 @@
+"""Choosing the next token: temperature, top-k, top-p, min-p, then one uniform number per request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from k3port.ops.contract import Contract, Cost, Invariant, Sample
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingTensors:
+    """One entry per row: ``temperature`` (0: greedy), ``top_k`` (0: off), ``top_p`` (1: off), ``min_p`` (0: off)."""
+
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+
+
+def sample(logits: torch.Tensor, params: SamplingTensors, uniform: torch.Tensor) -> torch.Tensor:
+    """Draws one id per row by inverting the cumulative distribution at ``uniform``.
+
+    Per row: greedy takes the largest logit, the lowest id among equals. Otherwise ``p = softmax(logits /
+    temperature)``; top-k keeps the k largest (lowest ids among equals); top-p then keeps the smallest set of the
+    renormalised rest, largest first, whose sum reaches p; min-p drops what is below ``min_p`` times the largest.
+    The draw takes the first kept id, in id order, at which the cumulative probability exceeds ``uniform``. A row
+    depends on nothing but its own numbers, so a request gives the same ids alone and in a batch.
+
+    Args:
+        logits: float32 ``[B, V]``, finite.
+        uniform: float64 ``[B]`` in [0, 1).
+
+    Returns:
+        int64 ``[B]``.
+    """
+    ids = [
+        _sample_row(row, float(t), int(k), float(p), float(m), float(u))
+        for row, t, k, p, m, u in zip(
+            logits, params.temperature, params.top_k, params.top_p, params.min_p, uniform, strict=True
+        )
+    ]
+    return torch.tensor(ids, dtype=torch.int64, device=logits.device)
+
+
+def _sample_row(row: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float, u: float) -> int:
+    if temperature == 0:
+        return int(torch.argmax(row))
+    # Shifted before the division: a tiny temperature must not turn a finite logit into infinity minus infinity.
+    probs = torch.softmax((row.double() - row.max()) / temperature, dim=-1)
+    if 0 < top_k < row.numel() or top_p < 1:
+        order = torch.sort(probs, descending=True, stable=True).indices
+        kept = order[: top_k if 0 < top_k < row.numel() else row.numel()]
+        if top_p < 1:
+            # A token stays while the tokens before it have not reached p: at least the first one stays.
+            sorted_probs = probs[kept] / probs[kept].sum()
+            before = sorted_probs.cumsum(0) - sorted_probs
+            kept = kept[(before < top_p) | (torch.arange(kept.numel()) == 0)]
+        mask = torch.zeros_like(probs)
+        mask[kept] = 1
+        probs = probs * mask
+    if min_p > 0:
+        probs = torch.where(probs >= min_p * probs.max(), probs, 0.0)
+    cumulative = probs.cumsum(0)
+    index = int(torch.searchsorted(cumulative, torch.tensor(u * float(cumulative[-1])).double(), right=True))
+    # Rounding can push u * total onto the total itself; the last id with any probability is then meant.
+    return min(index, int(probs.nonzero()[-1]))
+
+
+def _params(rows: int, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> SamplingTensors:
+    return SamplingTensors(
+        temperature=torch.full((rows,), temperature, dtype=torch.float64),
+        top_k=torch.full((rows,), top_k, dtype=torch.int64),
+        top_p=torch.full((rows,), top_p, dtype=torch.float64),
+        min_p=torch.full((rows,), min_p, dtype=torch.float64),
+    )
+
+
+def _samples(dtype: torch.dtype, gen: torch.Generator) -> Iterator[Sample]:
+    rows, vocab = 7, 300
+    settings: dict[str, dict[str, Any]] = {
+        "greedy": {"temperature": 0.0},
+        "temperature": {"temperature": 0.7},
+        "top-k": {"temperature": 1.0, "top_k": 20},
+        "top-p": {"temperature": 1.0, "top_p": 0.9},
+        "min-p": {"temperature": 1.3, "min_p": 0.1},
+        "all": {"temperature": 0.9, "top_k": 50, "top_p": 0.95, "min_p": 0.02},
+    }
+    for name, values in settings.items():
+        args = {
+            "logits": torch.randn(rows, vocab, generator=gen) * 3,
+            "params": _params(rows, **values),
+            "uniform": torch.rand(rows, generator=gen, dtype=torch.float64),
+        }
+        yield Sample(name, args)
+    edge = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
+    spread = torch.linspace(-80, 80, vocab).repeat(2, 1)
+    yield Sample("edges of uniform", {"logits": spread, "params": _params(2, 1.0), "uniform": edge}, True)
+    cold = {"logits": spread, "params": _params(2, 1e-6), "uniform": edge}
+    yield Sample("nearly cold", cold, adversarial=True)
+    ties = {"logits": torch.zeros(2, vocab), "params": _params(2, 1.0, top_k=3), "uniform": edge}
+    yield Sample("ties", ties, adversarial=True)
+
+
+def _check_distribution(function: Callable[..., Any], dtype: torch.dtype, gen: torch.Generator) -> None:
+    """An even grid of uniform numbers reproduces the distribution."""
+    logits = torch.tensor([[1.0, 0.0, 2.0, -1.0, 0.5]])
+    rows = 2000
+    uniform = (torch.arange(rows, dtype=torch.float64) + 0.5) / rows
+    ids = function(logits.expand(rows, -1), _params(rows, 0.8), uniform)
+    counts = torch.bincount(ids, minlength=5).double() / rows
+    assert torch.allclose(counts, torch.softmax(logits[0].double() / 0.8, dim=0), atol=1.5 / rows)
+
+
+def _check_row_alone(function: Callable[..., Any], dtype: torch.dtype, gen: torch.Generator) -> None:
+    """A row gives the same id alone as in a batch with other settings."""
+    logits = torch.randn(4, 60, generator=gen) * 2
+    params = SamplingTensors(
+        temperature=torch.tensor([0.0, 0.7, 1.0, 1.5], dtype=torch.float64),
+        top_k=torch.tensor([0, 5, 0, 40]),
+        top_p=torch.tensor([1.0, 1.0, 0.8, 0.9], dtype=torch.float64),
+        min_p=torch.tensor([0.0, 0.0, 0.1, 0.0], dtype=torch.float64),
+    )
+    uniform = torch.rand(4, generator=gen, dtype=torch.float64)
+    batch = function(logits, params, uniform)
+    for i in range(4):
+        row = SamplingTensors(*(getattr(params, f)[i : i + 1] for f in ("temperature", "top_k", "top_p", "min_p")))
+        assert int(function(logits[i : i + 1], row, uniform[i : i + 1])) == int(batch[i])
+
+
+def _cost(axes: Mapping[str, int], itemsize: int) -> Cost:
+    return Cost(bytes=4 * axes["B"] * axes["V"], flops=5 * axes["B"] * axes["V"])
+
+
+SAMPLE = Contract(
+    op="sample",
+    inputs={"logits": "B V", "params": "", "uniform": "B"},
+    outputs={"ids": "B"},
+    reference=sample,
+    samples=_samples,
+    cost=_cost,
+    invariants=(
+        Invariant("reproduces the distribution", _check_distribution),
+        Invariant("row alone equals row in a batch", _check_row_alone),
+    ),
+)

@@ -1,0 +1,91 @@
+"""The registry: built-in backends and installed plugins, collected once through the same hooks."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import pluggy
+
+from k3port import hookspecs
+from k3port.errors import PlanError
+from k3port.oracle.spec import Device, KernelSpec
+
+ENTRY_POINT_GROUP = "k3port"
+
+
+@dataclass(frozen=True)
+class Registry:
+    """Everything the hooks gave, with what went wrong on the way (``problems`` never stop a run)."""
+
+    kernels: tuple[KernelSpec, ...]
+    devices: tuple[Device, ...]
+    problems: tuple[str, ...]
+
+    def kernel(self, name: str) -> KernelSpec:
+        return next(spec for spec in self.kernels if spec.name == name)
+
+
+def builtin_plugins() -> list[ModuleType]:
+    from k3port.backends import cpu, cuda, reference, rocm
+
+    return [reference, cpu, cuda, rocm]
+
+
+def make_registry(extra: Sequence[Any] = (), *, entry_points: bool = True) -> Registry:
+    """Collects kernels and devices.
+
+    Args:
+        extra: plugin modules or objects beside the built-in and installed ones.
+        entry_points: whether to load the installed plugins (entry-point group ``k3port``).
+
+    Raises:
+        PlanError: two plugins own one kernel name.
+    """
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    problems: list[str] = []
+    for module in builtin_plugins():
+        manager.register(module, name=module.__name__)
+    if entry_points:
+        # One by one: pluggy's own loader would let the first broken plugin stop all others.
+        for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+            try:
+                manager.register(point.load(), name=f"{point.name} ({point.value})")
+            except Exception as exc:  # noqa: BLE001 - a plugin may fail in any way and must not stop k3port
+                problems.append(f"plugin {point.name} ({point.value}) was skipped: {type(exc).__name__}: {exc}")
+    for plugin in extra:
+        manager.register(plugin)
+    owners: dict[str, str] = {}
+    kernels: list[KernelSpec] = []
+    devices: list[Device] = []
+    # Hook by hook and plugin by plugin, so that a clash or a failure can name its plugin.
+    for plugin, name in ((p, manager.get_name(p) or repr(p)) for p in manager.get_plugins()):
+        only = manager.subset_hook_caller
+        others = [p for p in manager.get_plugins() if p is not plugin]
+        try:
+            specs = [spec for group in only("k3port_kernels", others)() for spec in group]
+            devices += [device for group in only("k3port_detect", others)() for device in group]
+        except Exception as exc:  # noqa: BLE001 - see above
+            problems.append(f"plugin {name} was skipped: {type(exc).__name__}: {exc}")
+            continue
+        for spec in specs:
+            if spec.name in owners:
+                raise PlanError(
+                    f"two plugins own the kernel name {spec.name}",
+                    reasons=[owners[spec.name], name],
+                    hint="uninstall one of them, or rename the kernel",
+                )
+            owners[spec.name] = name
+            kernels.append(spec)
+    return Registry(tuple(sorted(kernels, key=lambda s: s.name)), tuple(devices), tuple(problems))
+
+
+@cache
+def default_registry() -> Registry:
+    """The registry of this process; it does not change after the first call."""
+    return make_registry()

@@ -1,0 +1,1 @@
+"""Running a model: checkpoint in, requests batched into steps, tokens out."""

@@ -1,0 +1,190 @@
+"""Continuous batching: requests wait, are prefilled in chunks, decode together, and leave."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from k3port.errors import CapacityError
+from k3port.model.k3 import K3Model
+from k3port.model.step import Step
+from k3port.ops.sample import SamplingTensors
+from k3port.ops.segment import Segment, make_segment
+from k3port.ops.table import OpTable
+from k3port.runtime.pools import PAGE_TOKENS, Pools, pages_for
+from k3port.runtime.request import FinishReason, Request
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """A token that a request got in a step, or its end. ``token_id`` is None when the request failed."""
+
+    request: Request
+    token_id: int | None
+    finish_reason: FinishReason | None
+    error: str = ""
+
+
+class Engine:
+    """Runs requests over one model and its pools; a step serves decoding rows and one chunk of prefill together.
+
+    Args:
+        diagnose: called with a request whose logits are not finite; names the first op that produced such values.
+        prefill_chunk_tokens: most prompt tokens in one step, over all requests.
+    """
+
+    def __init__(
+        self,
+        model: K3Model,
+        table: OpTable,
+        pools: Pools,
+        *,
+        prefill_chunk_tokens: int,
+        diagnose: Callable[[Request], str],
+        on_step: Callable[[Step], None] | None = None,
+    ) -> None:
+        self.model, self.table, self.pools = model, table, pools
+        self.prefill_chunk_tokens = prefill_chunk_tokens
+        self.diagnose = diagnose
+        self.on_step = on_step
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+
+    def check(self, requests: Iterable[Request]) -> None:
+        """Whether each request could run at least alone.
+
+        Raises:
+            CapacityError: one of them could not.
+        """
+        capacity = self.pools.pages.num_pages * PAGE_TOKENS
+        for request in requests:
+            if request.capacity_tokens > capacity:
+                raise CapacityError(
+                    f"a prompt of {len(request.prompt_ids)} tokens with up to {request.max_tokens} new ones "
+                    f"does not fit in the cache of {capacity} tokens",
+                    hint="shorten the prompt, lower max_tokens, or load the model with a larger kv_tokens",
+                )
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        """Queues requests that :meth:`check` accepted."""
+        self.waiting.extend(requests)
+
+    @property
+    def idle(self) -> bool:
+        return not (self.waiting or self.running)
+
+    def cancel_all(self) -> None:
+        """Drops every request and gives its memory back."""
+        for request in self.running:
+            self._release(request)
+        self.running.clear()
+        self.waiting.clear()
+
+    def step(self) -> list[Emitted]:
+        """One forward step; what it gave to whom."""
+        self._admit()
+        decoding = [request for request in self.running if not request.in_prefill]
+        chunks = self._prefill_chunks()
+        segments: list[Segment] = []
+        if decoding:
+            segments.append(self._segment("decode", [(request, 1) for request in decoding], 0))
+        if chunks:
+            segments.append(self._segment("prefill", chunks, len(decoding)))
+        token_ids = [request.output_ids[-1] for request in decoding]
+        ready, rows = list(decoding), list(range(len(decoding)))
+        for request, length in chunks:
+            token_ids += request.prompt_ids[request.num_cached : request.num_cached + length]
+            request.prefill_chunks.append(length)
+            if request.num_cached + length == len(request.prompt_ids):
+                ready.append(request)
+                rows.append(len(token_ids) - 1)
+        step = Step(torch.tensor(token_ids), tuple(segments), torch.tensor(rows, dtype=torch.int64))
+        if self.on_step is not None:
+            self.on_step(step)
+        logits = self.model.forward(step, self.pools.model_state)
+        for request, length in [*((r, 1) for r in decoding), *chunks]:
+            request.num_cached += length
+        return self._emit(ready, logits) if ready else []
+
+    def _admit(self) -> None:
+        """First come, first served: a request enters when a slot and all the pages it can need are free."""
+        while self.waiting:
+            needed = pages_for(self.waiting[0].capacity_tokens)
+            if not self.pools.states.num_free or needed > self.pools.pages.num_free:
+                return
+            request = self.waiting.popleft()
+            request.slot = self.pools.states.allocate()
+            request.pages = self.pools.pages.allocate(needed)
+            self.running.append(request)
+
+    def _prefill_chunks(self) -> list[tuple[Request, int]]:
+        budget, chunks = self.prefill_chunk_tokens, []
+        for request in self.running:
+            if request.in_prefill and budget > 0:
+                length = min(budget, len(request.prompt_ids) - request.num_cached)
+                chunks.append((request, length))
+                budget -= length
+        return chunks
+
+    def _segment(self, phase: str, parts: list[tuple[Request, int]], start: int) -> Segment:
+        return make_segment(
+            "decode" if phase == "decode" else "prefill",
+            [length for _, length in parts],
+            [request.slot for request, _ in parts],
+            [request.num_cached for request, _ in parts],
+            [request.pages for request, _ in parts],
+            PAGE_TOKENS,
+            start,
+        )
+
+    def _emit(self, ready: list[Request], logits: torch.Tensor) -> list[Emitted]:
+        finite = torch.isfinite(logits).all(dim=-1).tolist()
+        emitted = []
+        for request, ok in zip(ready, finite, strict=True):
+            if not ok:
+                # Diagnosed before its memory goes back: the replay needs the request as it was.
+                emitted.append(Emitted(request, None, "error", self.diagnose(request)))
+                self._finish(request)
+        good = [i for i, ok in enumerate(finite) if ok]
+        if not good:
+            return emitted
+        requests = [ready[i] for i in good]
+        ids = self.table.sample(
+            logits if len(good) == len(ready) else logits[good],
+            _sampling_tensors(requests),
+            torch.tensor([request.next_uniform() for request in requests], dtype=torch.float64),
+        ).tolist()
+        for request, token_id in zip(requests, ids, strict=True):
+            reason: FinishReason | None = None
+            if token_id in request.stop_ids:
+                reason = "stop"
+            else:
+                request.output_ids.append(token_id)
+                if len(request.output_ids) == request.max_tokens:
+                    reason = "length"
+            emitted.append(Emitted(request, token_id, reason))
+            if reason is not None:
+                self._finish(request)
+        return emitted
+
+    def _finish(self, request: Request) -> None:
+        self.running.remove(request)
+        self._release(request)
+
+    def _release(self, request: Request) -> None:
+        self.pools.states.release(request.slot)
+        self.pools.pages.release(request.pages)
+        request.pages = []
+
+
+def _sampling_tensors(requests: list[Request]) -> SamplingTensors:
+    params = [request.params for request in requests]
+    return SamplingTensors(
+        temperature=torch.tensor([p.temperature for p in params], dtype=torch.float64),
+        top_k=torch.tensor([p.top_k for p in params], dtype=torch.int64),
+        top_p=torch.tensor([p.top_p for p in params], dtype=torch.float64),
+        min_p=torch.tensor([p.min_p for p in params], dtype=torch.float64),
+    )

@@ -1,0 +1,358 @@
+"""The library's front door: load a checkpoint, generate text."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from k3port.errors import CapacityError, UsageError
+from k3port.model.config import ModelConfig
+from k3port.model.k3 import K3Model
+from k3port.model.shapes import rank_dims
+from k3port.model.step import Probe, Step
+from k3port.oracle.profile import get_profile
+from k3port.oracle.resolve import resolve
+from k3port.oracle.spec import Plan
+from k3port.ops.segment import make_segment
+from k3port.plugins import Registry, default_registry
+from k3port.runtime.binding import Op, bind_table, pack_function
+from k3port.runtime.compare import FirstBadOpError, ForcedRouting, LayerCounter, check_finite
+from k3port.runtime.engine import Emitted, Engine
+from k3port.runtime.loader import Weights, load_weights
+from k3port.runtime.planner import model_queries
+from k3port.runtime.pools import PAGE_TOKENS, Pools, pages_for
+from k3port.runtime.preflight import Checkpoint, check_checkpoint
+from k3port.runtime.request import FinishReason, Generation, Request, SamplingParams, TokenEvent
+from k3port.runtime.threads import PhaseThreads
+from k3port.text.tokenizer import StreamDecoder, Tokenizer
+
+Prompt = str | Sequence[int]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+DEFAULT_REQUESTS = 8
+DEFAULT_KV_TOKENS = 32768
+DEFAULT_PREFILL_CHUNK = 1024
+
+
+class Runtime:
+    """A loaded model. Not thread-safe: one caller at a time.
+
+    Use :func:`k3port.load` or :meth:`Runtime.load` to make one.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        weights: Weights,
+        plan: Plan,
+        registry: Registry,
+        tokenizer: Tokenizer | None,
+        dtype: torch.dtype,
+        *,
+        max_requests: int = DEFAULT_REQUESTS,
+        kv_tokens: int = DEFAULT_KV_TOKENS,
+        prefill_chunk_tokens: int = DEFAULT_PREFILL_CHUNK,
+        overrides: Mapping[str, Op] | None = None,
+        threads: int | None = None,
+    ) -> None:
+        self.checkpoint, self.weights, self.plan, self.registry = checkpoint, weights, plan, registry
+        self.config: ModelConfig = checkpoint.config
+        self.tokenizer = tokenizer
+        self.dtype = dtype
+        self.overrides = dict(overrides or {})
+        self.kernels = {spec.name: spec for spec in registry.kernels}
+        self.dims = rank_dims(self.config, mxfp4=checkpoint.mxfp4)
+        self.table = bind_table(plan, self.kernels, overrides=self.overrides)
+        self.model = K3Model(self.config, weights.params, self.table)
+        self.max_context_tokens = min(self.config.max_context_tokens, pages_for(kv_tokens) * PAGE_TOKENS)
+        self.pools = Pools(self.config, self.dims, num_requests=max_requests, num_tokens=kv_tokens, dtype=dtype)
+        self.threads = PhaseThreads.choose(self.config, weights, threads)
+        self.stop_ids = _stop_ids(checkpoint, tokenizer)
+        self._engine = Engine(
+            self.model,
+            self.table,
+            self.pools,
+            prefill_chunk_tokens=prefill_chunk_tokens,
+            diagnose=self._diagnose,
+            on_step=self.threads.apply,
+        )
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path,
+        *,
+        platform: str = "cpu",
+        dtype: str | None = None,
+        kernels: Mapping[str, str] | None = None,
+        registry: Registry | None = None,
+        overrides: Mapping[str, Op] | None = None,
+        max_requests: int = DEFAULT_REQUESTS,
+        kv_tokens: int = DEFAULT_KV_TOKENS,
+        prefill_chunk_tokens: int = DEFAULT_PREFILL_CHUNK,
+        threads: int | None = None,
+    ) -> Runtime:
+        """Checks the checkpoint, makes the plan, then loads the weights: what cannot work fails before any weight.
+
+        Args:
+            model: folder of a checkpoint in the official layout.
+            platform: a profile of ``platforms.yaml``.
+            dtype: ``float32``, ``bfloat16`` or ``float64``; None takes the platform's default.
+            kernels: pins, kernel name by op or ``op@phase``.
+            registry: kernels to choose from; None takes the built-in ones and installed plugins.
+            overrides: functions by slot that replace chosen kernels (comparisons, tests).
+            max_requests: requests that run at once; more wait.
+            kv_tokens: size of the latent cache over all requests.
+            prefill_chunk_tokens: most prompt tokens of one step.
+            threads: CPU threads for both phases; None chooses per phase.
+
+        Raises:
+            K3Error: the subclass says what: ConfigError, CheckpointError, PlanError, UsageError, TokenizerError.
+        """
+        profile = get_profile(platform)
+        name = dtype or profile.activations
+        if name not in DTYPES:
+            raise UsageError(f"unknown dtype {name!r}", hint=f"dtypes: {', '.join(DTYPES)}")
+        for option, value in (
+            ("max_requests", max_requests),
+            ("kv_tokens", kv_tokens),
+            ("prefill_chunk_tokens", prefill_chunk_tokens),
+        ):
+            if value < 1:
+                raise UsageError(f"{option} = {value}: at least 1")
+        checkpoint = check_checkpoint(model)
+        config = checkpoint.config
+        registry = default_registry() if registry is None else registry
+        plan = resolve(
+            model_queries(config, dtype=name, weight_format="mxfp4" if checkpoint.mxfp4 else config.dtype),
+            registry.kernels,
+            profile.device(),
+            platform=platform,
+            pins=kernels,
+        )
+        has_tokenizer = (checkpoint.folder / "tiktoken.model").exists()
+        tokenizer = Tokenizer.from_folder(checkpoint.folder, config.vocab_size) if has_tokenizer else None
+        specs = {spec.name: spec for spec in registry.kernels}
+        weights = load_weights(checkpoint, dtype=DTYPES[name], pack_experts=pack_function(plan, specs))
+        return cls(
+            checkpoint,
+            weights,
+            plan,
+            registry,
+            tokenizer,
+            DTYPES[name],
+            max_requests=max_requests,
+            kv_tokens=kv_tokens,
+            prefill_chunk_tokens=prefill_chunk_tokens,
+            overrides=overrides,
+            threads=threads,
+        )
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Generation]:
+        """Answers every prompt; the results come in the order of the prompts.
+
+        Args:
+            prompts: one text, one list of token ids, or a list of either. Text is plain: names of control tokens in
+                it stay text.
+            params: for all prompts, or one per prompt.
+
+        Raises:
+            UsageError: an empty prompt, an id outside the vocabulary, or text without a tokenizer.
+            CapacityError: a prompt that is too long for the model or for the cache.
+        """
+        requests = self._requests(prompts, params)
+        texts = ["" for _ in requests]
+        ends: dict[int, tuple[FinishReason, str]] = {}
+        for event in self._run(requests):
+            texts[event.request] += event.text
+            if event.finish_reason is not None:
+                ends[event.request] = (event.finish_reason, event.error)
+        return [
+            Generation(
+                token_ids=tuple(request.output_ids),
+                text=texts[request.index],
+                finish_reason=ends[request.index][0],
+                prompt_tokens=len(request.prompt_ids),
+                seed=request.seed,
+                error=ends[request.index][1],
+            )
+            for request in requests
+        ]
+
+    def stream(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> Iterator[TokenEvent]:
+        """Like :meth:`generate`, token by token; closing the iterator early drops what still runs.
+
+        Bad arguments raise here, not at the first token.
+        """
+        return self._run(self._requests(prompts, params))
+
+    def logits(
+        self, token_ids: Sequence[int], *, probe: Probe | None = None, chunk_tokens: int | None = None
+    ) -> torch.Tensor:
+        """Logits of every position of one sequence, for comparisons and scoring.
+
+        Args:
+            token_ids: the sequence.
+            probe: sees intermediate values.
+            chunk_tokens: prefill in chunks of this size; None: in one.
+
+        Returns:
+            float32 ``[T, vocab]`` (float64 for a float64 runtime).
+        """
+        ids = self._checked_ids(list(token_ids), extra=0)
+        pages = self.pools.pages.allocate(pages_for(len(ids)))
+        slot = self.pools.states.allocate()
+        try:
+            parts = []
+            for begin in range(0, len(ids), chunk_tokens or len(ids)):
+                chunk = ids[begin : begin + (chunk_tokens or len(ids))]
+                parts.append(self._forward_one(self.model, chunk, begin, slot, pages, "prefill", probe))
+            return torch.cat(parts)
+        finally:
+            self.pools.states.release(slot)
+            self.pools.pages.release(pages)
+
+    def forced(self, expert_ids: torch.Tensor, weights: torch.Tensor) -> Runtime:
+        """This model with the router's choices replayed from ``[MoE layers, T, X]``, for one sequence."""
+        overrides = {**self.overrides, "moe_route": ForcedRouting(expert_ids, weights)}
+        return Runtime(
+            self.checkpoint, self.weights, self.plan, self.registry, self.tokenizer, self.dtype, overrides=overrides
+        )
+
+    def _forward_one(
+        self, model: K3Model, ids: list[int], context: int, slot: int, pages: list[int], phase: str, probe: Probe | None
+    ) -> torch.Tensor:
+        """One step of one request; logits of all its rows."""
+        segment = make_segment(
+            "decode" if phase == "decode" else "prefill", [len(ids)], [slot], [context], [pages], PAGE_TOKENS
+        )
+        step = Step(torch.tensor(ids), (segment,), torch.arange(len(ids)))
+        self.threads.apply(step)
+        return model.forward(step, self.pools.model_state, probe)
+
+    def _requests(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[Request]:
+        many = _as_list(prompts)
+        if params is None or isinstance(params, SamplingParams):
+            each = [params or SamplingParams()] * len(many)
+        else:
+            each = list(params)
+        if len(each) != len(many):
+            raise UsageError(f"{len(many)} prompts but {len(each)} sampling parameters")
+        requests = []
+        for index, (prompt, one) in enumerate(zip(many, each, strict=True)):
+            if isinstance(prompt, str) and self.tokenizer is None:
+                raise UsageError(
+                    f"{self.checkpoint.folder} has no tokenizer (tiktoken.model)", hint="give token ids instead of text"
+                )
+            ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) and self.tokenizer else list(prompt)
+            stop = frozenset(one.stop_ids) | (frozenset() if one.ignore_eos else self.stop_ids)
+            checked = self._checked_ids(ids, extra=1)
+            # The answer ends where the context does.
+            room = self.max_context_tokens - len(checked)
+            requests.append(Request(index, checked, one, stop, max_tokens=min(one.max_tokens, room)))
+        self._engine.check(requests)
+        return requests
+
+    def _checked_ids(self, ids: Sequence[object], extra: int) -> list[int]:
+        if not ids:
+            raise UsageError("the prompt is empty", hint="give at least one token")
+        bad = [i for i in ids if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < self.config.vocab_size]
+        if bad:
+            raise UsageError(f"token id {bad[0]!r} is not in 0..{self.config.vocab_size - 1}")
+        if len(ids) + extra > self.max_context_tokens:
+            raise CapacityError(
+                f"the prompt has {len(ids)} tokens, the limit is {self.max_context_tokens} with the answer",
+                reasons=[
+                    f"the model's context is {self.config.max_context_tokens} tokens",
+                    f"the cache holds {self.pools.pages.num_pages * PAGE_TOKENS} tokens",
+                ],
+                hint="shorten the prompt, or load the model with a larger kv_tokens if its context allows",
+            )
+        return [i for i in ids if isinstance(i, int)]
+
+    def _run(self, requests: list[Request]) -> Iterator[TokenEvent]:
+        decoders = {r.index: None if self.tokenizer is None else StreamDecoder(self.tokenizer) for r in requests}
+        # Queued at the first token: an iterator that is never started must leave nothing behind.
+        self._engine.submit(requests)
+        try:
+            while not self._engine.idle:
+                for emitted in self._engine.step():
+                    yield self._event(emitted, decoders[emitted.request.index])
+        finally:
+            self._engine.cancel_all()
+            self.threads.restore()
+
+    def _event(self, emitted: Emitted, decoder: StreamDecoder | None) -> TokenEvent:
+        text = ""
+        if decoder is not None:
+            if emitted.token_id is not None and emitted.finish_reason != "stop":
+                text = decoder.push(emitted.token_id)
+            if emitted.finish_reason is not None:
+                text += decoder.finish()
+        token_id = -1 if emitted.token_id is None else emitted.token_id
+        return TokenEvent(emitted.request.index, token_id, text, emitted.finish_reason, emitted.error)
+
+    def _diagnose(self, request: Request) -> str:
+        """Repeats the request with every op's result checked, and names the first that is not finite.
+
+        The repeat uses the same steps (prefill chunks, then single tokens), since a fault may live in one phase only.
+        """
+        table = bind_table(self.plan, self.kernels, overrides=self.overrides, wrap=check_finite)
+        model = K3Model(self.config, self.weights.params, table)
+        pools = Pools(
+            self.config, self.dims, num_requests=1, num_tokens=max(request.capacity_tokens, 1), dtype=self.dtype
+        )
+        slot, pages = pools.states.allocate(), pools.pages.allocate(pools.pages.num_pages)
+        ids = [*request.prompt_ids, *request.output_ids]
+        lengths = [*request.prefill_chunks, *([1] * len(request.output_ids))]
+        context, counter = 0, LayerCounter()
+        for i, length in enumerate(lengths):
+            phase = "prefill" if i < len(request.prefill_chunks) else "decode"
+            counter = LayerCounter()
+            segment = make_segment(
+                "decode" if phase == "decode" else "prefill", [length], [slot], [context], [pages], PAGE_TOKENS
+            )
+            step = Step(torch.tensor(ids[context : context + length]), (segment,), torch.tensor([length - 1]))
+            try:
+                model.forward(step, pools.model_state, counter)
+            except FirstBadOpError as bad:
+                kernel = next((s.kernel for s in self.plan.selections if s.slot == bad.slot), bad.slot)
+                where = "after the last layer" if counter.after_layers else f"in layer {counter.layer}"
+                return (
+                    f"values that are not finite: first in op {bad.slot} ({kernel}) {where}, "
+                    f"{phase} of token {context + length}"
+                )
+            context += length
+        return "logits that are not finite; a repeat of the request alone gave finite ones"
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    items = list(prompts)
+    return [items] if items and all(isinstance(item, int) for item in items) else items  # type: ignore[list-item]
+
+
+def _stop_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> frozenset[int]:
+    """Ends of turn and of text from all three places that know some: config, generation config, tokenizer."""
+    ids = set(checkpoint.config.eos_ids)
+    file = checkpoint.folder / "generation_config.json"
+    if file.exists():
+        value = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+        ids.update(value if isinstance(value, list) else [] if value is None else [value])
+    if tokenizer is not None:
+        ids.update(tokenizer.stop_ids)
+    return frozenset(ids)
+
+
+load = Runtime.load

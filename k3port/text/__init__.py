@@ -1,0 +1,1 @@
+"""Text in and text out: the tokenizer."""
