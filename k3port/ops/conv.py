@@ -28,7 +28,7 @@ def short_conv(x: torch.Tensor, weight: torch.Tensor, tail: torch.Tensor, segmen
     acc = accumulation_dtype(x)
     width = weight.shape[1]
     out = torch.zeros_like(x)
-    for (begin, end), slot in zip(segment.spans(), segment.slots.tolist(), strict=True):
+    for (begin, end), slot in zip(segment.spans(), segment.slot_ids, strict=True):
         if slot == NULL_SLOT or begin == end:
             continue
         window = torch.cat((tail[slot].to(x.dtype), x[begin:end]))

@@ -112,7 +112,7 @@ def kda_core(
     acc = accumulation_dtype(v, g)
     q, k = normalize_qk(q, k, acc)
     out = torch.zeros_like(v)
-    for (begin, end), slot in zip(segment.spans(), segment.slots.tolist(), strict=True):
+    for (begin, end), slot in zip(segment.spans(), segment.slot_ids, strict=True):
         if slot == NULL_SLOT:
             continue
         s = state[slot].to(acc)

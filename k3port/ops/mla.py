@@ -6,7 +6,7 @@ the expansion into the query and the output (DeepSeek-V2, arXiv 2405.04434, sect
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,10 +49,16 @@ def mla_append(
     cache.view(-1, cache.shape[-1])[segment.cache_rows[live]] = rows[live].to(cache.dtype)
 
 
-def gather_cache(cache: torch.Tensor, block_table: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """The first ``num_tokens`` cache rows ``[num_tokens, C + R]`` of one request, in token order."""
-    num_pages = -(-num_tokens // cache.shape[1])
-    return cache[block_table[:num_pages].long()].flatten(0, 1)[:num_tokens]
+def gather_cache(cache: torch.Tensor, pages: Sequence[int], num_tokens: int) -> torch.Tensor:
+    """The first ``num_tokens`` cache rows ``[num_tokens, C + R]`` of one request, in token order.
+
+    Neighbouring pages give a view, others a copy.
+    """
+    used = pages[: -(-num_tokens // cache.shape[1])]
+    first, last = used[0], used[-1]
+    if last - first == len(used) - 1 and all(b - a == 1 for a, b in zip(used, used[1:], strict=False)):
+        return cache[first : last + 1].flatten(0, 1)[:num_tokens]
+    return cache[list(used)].flatten(0, 1)[:num_tokens]
 
 
 def attend(
@@ -91,11 +97,10 @@ def mla_attend_prefill(
     latent_dim = kv_b.shape[-1]
     nope_dim = q.shape[-1] - (cache.shape[-1] - latent_dim)
     out = q.new_zeros(*q.shape[:2], kv_b.shape[1] - nope_dim)
-    slots = segment.slots.tolist()
     for i, (begin, end) in enumerate(segment.spans()):
-        if slots[i] == NULL_SLOT or begin == end:
+        if segment.slot_ids[i] == NULL_SLOT or begin == end:
             continue
-        rows = gather_cache(cache, segment.block_table[i], segment.contexts[i] + end - begin).to(acc)
+        rows = gather_cache(cache, segment.pages[i], segment.contexts[i] + end - begin).to(acc)
         expanded = torch.einsum("lc,hec->lhe", rows[:, :latent_dim], kv_b.to(acc))
         shared = rows[:, latent_dim:].unsqueeze(1).expand(-1, q.shape[1], -1)
         k = torch.cat((expanded[..., :nope_dim], shared), dim=-1)
@@ -119,11 +124,10 @@ def mla_attend_decode(
     """
     acc = accumulation_dtype(q)
     out = q.new_zeros(*q.shape[:2], latent_dim)
-    slots = segment.slots.tolist()
     for i, (begin, end) in enumerate(segment.spans()):
-        if slots[i] == NULL_SLOT or begin == end:
+        if segment.slot_ids[i] == NULL_SLOT or begin == end:
             continue
-        rows = gather_cache(cache, segment.block_table[i], segment.contexts[i] + end - begin).to(acc).unsqueeze(1)
+        rows = gather_cache(cache, segment.pages[i], segment.contexts[i] + end - begin).to(acc).unsqueeze(1)
         o, _ = attend(q[begin:end].to(acc), rows, rows[..., :latent_dim], scale, segment.contexts[i])
         out[begin:end] = o.to(q.dtype)
     return out
@@ -132,13 +136,14 @@ def mla_attend_decode(
 def absorb_query(q: torch.Tensor, params: MlaParams) -> torch.Tensor:
     """``[T, H, N + R]`` to ``[T, H, C + R]``: the own channels through the head's key rows of ``kv_b``."""
     n = params.nope_dim
-    latent = torch.einsum("thn,hnc->thc", q[..., :n], params.kv_b[:, :n].to(q.dtype))
-    return torch.cat((latent, q[..., n:]), dim=-1)
+    latent = q[..., :n].transpose(0, 1) @ params.kv_b[:, :n].to(q.dtype)
+    return torch.cat((latent.transpose(0, 1), q[..., n:]), dim=-1)
 
 
 def expand_output(o_latent: torch.Tensor, params: MlaParams) -> torch.Tensor:
     """``[T, H, C]`` to ``[T, H, V]`` through the head's value rows of ``kv_b``."""
-    return torch.einsum("thc,hvc->thv", o_latent, params.kv_b[:, params.nope_dim :].to(o_latent.dtype))
+    values = params.kv_b[:, params.nope_dim :].to(o_latent.dtype)
+    return (o_latent.transpose(0, 1) @ values.transpose(1, 2)).transpose(0, 1)
 
 
 def apply_output_gate(o: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:

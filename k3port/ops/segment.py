@@ -17,18 +17,20 @@ NULL_SLOT = 0
 class Segment:
     """Requests of one phase whose tokens are contiguous in a step.
 
-    Host numbers (``lengths``, ``contexts``) and device tensors say the same thing twice: loops on the CPU read the
-    first, kernels the second.
+    Host numbers (``lengths``, ``contexts``, ``slot_ids``, ``pages``) and device tensors say the same thing twice: loops
+    on the CPU read the first, kernels the second.
 
     Attributes:
         phase: ``prefill`` (any number of new tokens per request) or ``decode`` (one).
         start: first row of the segment in the step's token tensor.
         lengths: new tokens per request; may contain 0 in prefill.
         contexts: tokens already in the cache per request, before this step.
+        slot_ids: state slot per request; :data:`NULL_SLOT` marks a padding row.
+        pages: cache pages per request, in token order.
         cu_seqlens: int32 ``[B+1]`` running sum of ``lengths``, from 0.
         kv_lens: int32 ``[B]``: contexts plus lengths.
-        slots: int64 ``[B]`` state slots; :data:`NULL_SLOT` marks a padding row.
-        block_table: int32 ``[B, pages]`` cache pages per request, -1 where unused.
+        slots: int64 ``[B]``, ``slot_ids`` as a tensor.
+        block_table: int32 ``[B, most pages]``, ``pages`` as a tensor, -1 where unused.
         cache_rows: int64 ``[T]`` row ``page * page_size + offset`` of each new token, -1 for padding.
         has_padding: whether some slot is the null slot.
     """
@@ -37,6 +39,8 @@ class Segment:
     start: int
     lengths: tuple[int, ...]
     contexts: tuple[int, ...]
+    slot_ids: tuple[int, ...]
+    pages: tuple[tuple[int, ...], ...]
     cu_seqlens: torch.Tensor
     kv_lens: torch.Tensor
     slots: torch.Tensor
@@ -108,6 +112,8 @@ def make_segment(
         start=start,
         lengths=tuple(lengths),
         contexts=tuple(contexts),
+        slot_ids=tuple(slots),
+        pages=tuple(tuple(table) for table in tables),
         cu_seqlens=torch.tensor(cu_seqlens, dtype=torch.int32, device=device),
         kv_lens=torch.tensor(
             [c + n for c, n in zip(contexts, lengths, strict=True)], dtype=torch.int32, device=device

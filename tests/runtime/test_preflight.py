@@ -338,7 +338,8 @@ def put(name: str, tensor: torch.Tensor) -> EditFile:
 BF16, F32, U8 = torch.bfloat16, torch.float32, torch.uint8
 EXPERT = LAYERS + "2.block_sparse_moe.experts.3."
 ATTENTION = LAYERS + "0.self_attn."
-FILE_1, FILE_3 = "model-00001-of-000005.safetensors", "model-00003-of-000005.safetensors"
+A_LOG_FORMS = "[n] or [1, 1, n, 1] with n >= 4, one number per head and then padding"
+FILE_1, FILE_3, FILE_4 = (f"model-0000{number}-of-000005.safetensors" for number in (1, 3, 4))
 
 TENSOR_FAULTS: list[tuple[str, EditFile, list[str]]] = [
     ("norm missing", drop(LAYERS + "2.input_layernorm.weight"), ["layers.2.input_layernorm.weight is missing"]),
@@ -394,8 +395,8 @@ TENSOR_FAULTS: list[tuple[str, EditFile, list[str]]] = [
         f"{ATTENTION}q_proj.bias in {FILE_1} is not a tensor of this model"]),
     ("experts in a dense layer", put(LAYERS + "0.block_sparse_moe.experts.0.w1.weight_packed",
         torch.zeros(64, 16, dtype=U8)), [
-        "layer 0 is dense but holds 1 routed expert tensors, "
-        f"{LAYERS}0.block_sparse_moe.experts.0.w1.weight_packed first"]),
+        ("layer 0 is dense but holds 1 routed expert tensors, "
+         f"{LAYERS}0.block_sparse_moe.experts.0.w1.weight_packed first")]),
 ]  # fmt: skip
 
 
@@ -483,10 +484,7 @@ def test_a_quantised_head_is_a_fault(tmp_path: Path) -> None:
 
 def test_b57_a_per_channel_a_log_is_refused_by_name_file_and_shape(tmp_path: Path) -> None:
     folder = edited(tmp_path, put(ATTENTION + "A_log", torch.zeros(128)))
-    assert faults_of(folder) == [
-        f"{ATTENTION}A_log in {FILE_1}: shape [128], expected [n] or [1, 1, n, 1] with n >= 4, "
-        "one number per head and then padding"
-    ]
+    assert faults_of(folder) == [f"{ATTENTION}A_log in {FILE_1}: shape [128], expected {A_LOG_FORMS}"]
 
 
 def test_b58_a_list_read_with_the_wrong_base_cannot_pass(tmp_path: Path) -> None:
@@ -542,8 +540,7 @@ def test_all_faults_are_reported_together(tmp_path: Path) -> None:
             f"{INDEX} places language_model.model.norm.weight in {FILE_3}, which does not hold it",
             "layers.2.input_layernorm.weight is missing",
             "layers.2.block_sparse_moe.experts.3.w1 has weight_packed without weight_scale",
-            f"{LAYERS}3.self_attn.q_b_proj.weight in model-00004-of-000005.safetensors: "
-            "shape [96, 25], expected [96, 24]",
+            f"{LAYERS}3.self_attn.q_b_proj.weight in {FILE_4}: shape [96, 25], expected [96, 24]",
         ]
     )
 
@@ -676,13 +673,13 @@ def test_the_published_checkpoint_passes_in_seconds_without_reading_weights(tmp_
                 pytest.skip(f"this file system holds no sparse file of {position} bytes: {exc}")
     (tmp_path / INDEX).write_text(json.dumps(index))
     shutil.copy(data / "kimi-k3.config.json", tmp_path / "config.json")
-    start = time.perf_counter()
+    start = time.process_time()
     checkpoint = check_checkpoint(tmp_path, vision=True)
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     assert len(checkpoint.tensors) == 497_220
     assert checkpoint.total_bytes == 1_560_860_324_864
     assert checkpoint.mxfp4_layers == set(range(1, 93))
-    assert seconds < 20, f"{seconds:.1f} s"
+    assert seconds < 15, f"{seconds:.1f} s of processor time"
     shutil.rmtree(tmp_path)
 
 
@@ -697,9 +694,9 @@ def test_the_time_is_linear_in_the_number_of_experts() -> None:
         }
         best = 1e9
         for _ in range(3):
-            start = time.perf_counter()
+            start = time.process_time()
             report = check_tensors(config, tensors)
-            best = min(best, time.perf_counter() - start)
+            best = min(best, time.process_time() - start)
             assert not report.faults
         return best
 

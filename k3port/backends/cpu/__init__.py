@@ -49,6 +49,14 @@ KERNELS: tuple[KernelSpec, ...] = (
         priority=PRIORITY_PORTABLE,
     ),
     KernelSpec(
+        name="cpu.attn_res",
+        op="attn_res",
+        load="k3port.backends.cpu.dense:attn_res",
+        doc="float32 without conversions, the sum as a product",
+        requires=Requires(vendors=("cpu",), dtypes=("float32",)),
+        priority=PRIORITY_PORTABLE,
+    ),
+    KernelSpec(
         name="cpu.short_conv_chunk",
         op="short_conv",
         load="k3port.backends.cpu.conv:short_conv_chunk",

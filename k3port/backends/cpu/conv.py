@@ -16,7 +16,7 @@ def short_conv_chunk(x: torch.Tensor, weight: torch.Tensor, tail: torch.Tensor, 
     width = weight.shape[1]
     taps = weight.to(acc).T.contiguous()
     out = torch.zeros_like(x) if segment.has_padding else torch.empty_like(x)
-    for (begin, end), slot in zip(segment.spans(), segment.slots.tolist(), strict=True):
+    for (begin, end), slot in zip(segment.spans(), segment.slot_ids, strict=True):
         if slot == NULL_SLOT or begin == end:
             continue
         length = end - begin
@@ -35,7 +35,11 @@ def short_conv_step(x: torch.Tensor, weight: torch.Tensor, tail: torch.Tensor, s
     if segment.has_padding:
         return short_conv(x, weight, tail, segment)
     acc = accumulation_dtype(x)
-    window = torch.cat((tail[segment.slots].to(x.dtype), x.unsqueeze(1)), dim=1)
-    tail[segment.slots] = window[:, 1:].to(tail.dtype)
-    y = (window.to(acc) * weight.to(acc).T).sum(dim=1)
-    return F.silu(y).to(x.dtype)
+    alone = len(segment.slot_ids) == 1
+    old = tail[segment.slot_ids[0]].unsqueeze(0) if alone else tail[segment.slots]
+    window = torch.cat((old.to(x.dtype), x.unsqueeze(1)), dim=1)
+    if alone:
+        old.copy_(window[:, 1:])
+    else:
+        tail[segment.slots] = window[:, 1:].to(tail.dtype)
+    return F.silu((window.to(acc) * weight.to(acc).T).sum(dim=1)).to(x.dtype)

@@ -33,7 +33,7 @@ def kda_core_chunk(
     q, k = normalize_qk(q, k, acc)
     v32, g, beta = v.to(acc), g.to(acc), beta.to(acc)
     out = torch.zeros_like(v) if segment.has_padding else torch.empty_like(v)
-    for (begin, end), slot in zip(segment.spans(), segment.slots.tolist(), strict=True):
+    for (begin, end), slot in zip(segment.spans(), segment.slot_ids, strict=True):
         if slot == NULL_SLOT or begin == end:
             continue
         s = state[slot].to(acc)
@@ -103,10 +103,13 @@ def kda_core_step(
         return kda_core(q, k, v, g, beta, state, segment)
     acc = accumulation_dtype(v, g)
     q, k = normalize_qk(q, k, acc)
-    s = state[segment.slots].to(acc)
+    # One request works on its slot itself; several are gathered, updated together and written back.
+    alone = len(segment.slot_ids) == 1 and state.dtype == acc
+    s = state[segment.slot_ids[0]].unsqueeze(0) if alone else state[segment.slots].to(acc)
     s *= g.to(acc).exp().unsqueeze(-2)
-    read = (s @ k.unsqueeze(-1)).squeeze(-1)
-    u = beta.to(acc).unsqueeze(-1) * (v.to(acc) - read)
+    u = v.to(acc) - (s @ k.unsqueeze(-1)).squeeze(-1)
+    u *= beta.to(acc).unsqueeze(-1)
     s.addcmul_(u.unsqueeze(-1), k.unsqueeze(-2))
-    state[segment.slots] = s.to(state.dtype)
+    if not alone:
+        state[segment.slots] = s.to(state.dtype)
     return (s @ q.unsqueeze(-1)).squeeze(-1).to(v.dtype)

@@ -31,12 +31,11 @@ def mla_attend_sdpa(
     num_heads, latent_dim = kv_b.shape[0], kv_b.shape[-1]
     nope_dim = q.shape[-1] - (cache.shape[-1] - latent_dim)
     out = q.new_zeros(*q.shape[:2], kv_b.shape[1] - nope_dim)
-    slots = segment.slots.tolist()
     for i, (begin, end) in enumerate(segment.spans()):
-        if slots[i] == NULL_SLOT or begin == end:
+        if segment.slot_ids[i] == NULL_SLOT or begin == end:
             continue
         context, total = segment.contexts[i], segment.contexts[i] + end - begin
-        rows = gather_cache(cache, segment.block_table[i], total)
+        rows = gather_cache(cache, segment.pages[i], total)
         expanded = F.linear(rows[:, :latent_dim], kv_b.flatten(0, 1)).view(total, num_heads, -1).transpose(0, 1)
         shared = rows[:, latent_dim:].expand(num_heads, -1, -1)
         k = torch.cat((expanded[..., :nope_dim], shared), dim=-1)
@@ -64,16 +63,16 @@ def mla_attend_batched(
         return reference.mla_attend_decode(q, cache, latent_dim, scale, segment)
     acc = accumulation_dtype(q)
     longest = max(segment.contexts) + 1
-    num_pages = -(-longest // cache.shape[1])
-    # Unused table entries are -1: page 0 stands in for them, and the mask below hides its rows.
-    pages = cache[segment.block_table[:, :num_pages].clamp(min=0).long()]
-    rows = pages.flatten(1, 2)[:, :longest].to(acc)
-    if len(segment.lengths) > 1:
+    if len(segment.lengths) == 1:
+        rows = gather_cache(cache, segment.pages[0], longest).to(acc).unsqueeze(0)
+        scores = (q.to(acc) @ rows.transpose(1, 2)).mul_(scale)
+    else:
+        num_pages = -(-longest // cache.shape[1])
+        # Unused table entries are -1: page 0 stands in for them, and the mask below hides its rows.
+        pages = cache[segment.block_table[:, :num_pages].clamp(min=0).long()]
         hidden = torch.arange(longest) >= segment.kv_lens.unsqueeze(-1)
         # Garbage rows must not reach the sums even with weight zero: zero times infinity is NaN.
-        rows = rows.masked_fill(hidden.unsqueeze(-1), 0)
-        scores = (q.to(acc) @ rows.transpose(1, 2)) * scale
-        scores = scores.masked_fill_(hidden.unsqueeze(1), -torch.inf)
-    else:
-        scores = (q.to(acc) @ rows.transpose(1, 2)) * scale
+        rows = pages.flatten(1, 2)[:, :longest].to(acc).masked_fill_(hidden.unsqueeze(-1), 0)
+        scores = (q.to(acc) @ rows.transpose(1, 2)).mul_(scale)
+        scores.masked_fill_(hidden.unsqueeze(1), -torch.inf)
     return (torch.softmax(scores, dim=-1) @ rows[..., :latent_dim]).to(q.dtype)

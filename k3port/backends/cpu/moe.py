@@ -22,12 +22,14 @@ def moe_experts_dense(
     acc = accumulation_dtype(x)
     num_tokens, top_k = expert_ids.shape
     if num_tokens == 1:
-        total = torch.zeros(x.shape, dtype=acc)
-        for expert, weight in zip(expert_ids[0].tolist(), weights[0].tolist(), strict=True):
-            if 0 <= expert < experts.gate_up.shape[0]:
-                hidden = situ_mul(F.linear(x, experts.gate_up[expert]), beta, linear_beta)
-                total.add_(F.linear(hidden, experts.down[expert]).to(acc), alpha=weight)
-        return total.to(x.dtype)
+        chosen = [(e, w) for e, w in zip(expert_ids[0].tolist(), weights[0].tolist(), strict=True)
+                  if 0 <= e < experts.gate_up.shape[0]]
+        if not chosen:
+            return torch.zeros_like(x)
+        hidden = situ_mul(torch.cat([F.linear(x, experts.gate_up[e]) for e, _ in chosen]), beta, linear_beta)
+        routed = torch.cat([F.linear(hidden[i : i + 1], experts.down[e]) for i, (e, _) in enumerate(chosen)])
+        mixed = torch.tensor([[w for _, w in chosen]], dtype=acc) @ routed.to(acc)
+        return mixed.to(x.dtype)
     # Rows in expert order: one slice per expert, then back to (token, choice) order for the weighted sum.
     flat = expert_ids.flatten()
     order = torch.argsort(flat, stable=True)
