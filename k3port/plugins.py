@@ -54,12 +54,14 @@ def make_registry(extra: Sequence[Any] = (), *, entry_points: bool = True) -> Re
     if entry_points:
         # One by one: pluggy's own loader would let the first broken plugin stop all others.
         for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+            name = f"{point.name} of {point.dist.name if point.dist else 'unknown'} ({point.value})"
             try:
-                manager.register(point.load(), name=f"{point.name} ({point.value})")
-            except Exception as exc:  # noqa: BLE001 - a plugin may fail in any way and must not stop k3port
-                problems.append(f"plugin {point.name} ({point.value}) was skipped: {type(exc).__name__}: {exc}")
-    for plugin in extra:
-        manager.register(plugin)
+                manager.register(point.load(), name=name)
+            except Exception as exc:
+                problems.append(f"plugin {name} was skipped: {type(exc).__name__}: {exc}")
+    for number, plugin in enumerate(extra):
+        name = getattr(plugin, "__name__", type(plugin).__qualname__)
+        manager.register(plugin, name=f"{name} (given, {number})")
     owners: dict[str, str] = {}
     kernels: list[KernelSpec] = []
     devices: list[Device] = []
@@ -70,7 +72,7 @@ def make_registry(extra: Sequence[Any] = (), *, entry_points: bool = True) -> Re
         try:
             specs = [spec for group in only("k3port_kernels", others)() for spec in group]
             devices += [device for group in only("k3port_detect", others)() for device in group]
-        except Exception as exc:  # noqa: BLE001 - see above
+        except Exception as exc:
             problems.append(f"plugin {name} was skipped: {type(exc).__name__}: {exc}")
             continue
         for spec in specs:

@@ -147,17 +147,38 @@ class ModelConfig:
 
 # Keys of text_config that change what the model computes. A key in neither table is boilerplate and is ignored.
 _REQUIRED = (
-    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads hidden_act rms_norm_eps "
-    "kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim mla_use_nope linear_attn_config"
-).split()
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "hidden_act",
+    "rms_norm_eps",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+    "mla_use_nope",
+    "linear_attn_config",
+)
 _REQUIRED_K3 = (
-    "mla_use_output_gate num_experts num_experts_per_token num_shared_experts moe_intermediate_size "
-    "routed_expert_hidden_size latent_moe_use_norm first_k_dense_replace moe_router_activation_func moe_renormalize "
-    "routed_scaling_factor attn_res_block_size q_lora_rank"
-).split()
-_REQUIRED_MOE = "num_experts_per_token moe_intermediate_size moe_router_activation_func".split()
-_REQUIRED_LINEAR = "full_attn_layers kda_layers num_heads head_dim short_conv_kernel_size".split()
-_REQUIRED_LINEAR_K3 = "gate_lower_bound use_full_rank_gate".split()
+    "mla_use_output_gate",
+    "num_experts",
+    "num_experts_per_token",
+    "num_shared_experts",
+    "moe_intermediate_size",
+    "routed_expert_hidden_size",
+    "latent_moe_use_norm",
+    "first_k_dense_replace",
+    "moe_router_activation_func",
+    "moe_renormalize",
+    "routed_scaling_factor",
+    "attn_res_block_size",
+    "q_lora_rank",
+)
+_REQUIRED_MOE = ("num_experts_per_token", "moe_intermediate_size", "moe_router_activation_func")
+_REQUIRED_LINEAR = ("full_attn_layers", "kda_layers", "num_heads", "head_dim", "short_conv_kernel_size")
+_REQUIRED_LINEAR_K3 = ("gate_lower_bound", "use_full_rank_gate")
 
 
 class _Reader:
@@ -240,13 +261,13 @@ def parse_config(values: Mapping[str, Any], source: str = "config.json") -> Mode
             hint=f"k3port runs model_type {K3_MODEL_TYPE} (Kimi K3) and {TEXT_MODEL_TYPE} (Kimi-Linear)",
         )
     text = values.get("text_config", {}) if model_type == K3_MODEL_TYPE else values
-    # A Kimi-Linear file and the text part of a K3 file share one schema; Attention Residuals tell the generations apart.
+    # A Kimi-Linear file and the text part of a K3 file share one schema; Attention Residuals tell them apart.
     is_k3 = model_type == K3_MODEL_TYPE or text.get("attn_res_block_size") is not None
     faults: list[str] = []
     if not isinstance(text, dict) or not text:
         raise ConfigError(f"{source}: text_config is missing or empty")
     reader = _Reader(text, "text_config" if text is not values else "config", faults)
-    reader.require(_REQUIRED + (_REQUIRED_K3 if is_k3 else []))
+    reader.require((*_REQUIRED, *(_REQUIRED_K3 if is_k3 else ())))
     linear = text.get("linear_attn_config")
     if linear is not None and not isinstance(linear, dict):
         reader.fault(f"linear_attn_config = {linear!r}: expected an object or null")
@@ -319,7 +340,7 @@ def _read_kda(
     if linear is None:
         return None, frozenset()
     reader = _Reader(linear, "linear_attn_config", faults)
-    reader.require(_REQUIRED_LINEAR + (_REQUIRED_LINEAR_K3 if is_k3 else []))
+    reader.require((*_REQUIRED_LINEAR, *(_REQUIRED_LINEAR_K3 if is_k3 else ())))
     kda_1based, mla_1based = (
         linear.get("kda_layers", []),
         linear.get("full_attn_layers", []),

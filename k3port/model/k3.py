@@ -22,9 +22,7 @@ class Layer:
 
     __slots__ = ("attention", "attn_res", "index", "input_norm", "is_kda", "mlp", "mlp_res", "post_norm")
 
-    def __init__(
-        self, index: int, config: ModelConfig, dims: Any, params: ParamReader, table: OpTable
-    ) -> None:
+    def __init__(self, index: int, config: ModelConfig, dims: Any, params: ParamReader, table: OpTable) -> None:
         self.index = index
         self.is_kda = config.is_kda(index)
         self.input_norm, self.post_norm = params.tensor("input_norm"), params.tensor("post_norm")
@@ -71,9 +69,7 @@ class K3Model:
         self.config, self.table = config, table
         self.embed = reader.tensor("embed.weight")
         self.first_id = tp_rank * dims.vocab
-        self.layers = [
-            Layer(i, config, dims, reader.below(f"layers.{i}."), table) for i in range(config.num_layers)
-        ]
+        self.layers = [Layer(i, config, dims, reader.below(f"layers.{i}."), table) for i in range(config.num_layers)]
         self.output_res: tuple[torch.Tensor, torch.Tensor] | None = None
         if config.attn_res_block is not None:
             self.output_res = (reader.tensor("output_attn_res.norm"), reader.tensor("output_attn_res.proj"))
@@ -103,9 +99,7 @@ class K3Model:
         x_RD = table.rms_norm(x_TD[step.logit_rows], self.norm, self.config.norm_eps)
         return table.all_gather(table.logits(x_RD, self.lm_head))
 
-    def _residual_stream(
-        self, p_TD: torch.Tensor, step: Step, state: ModelState, probe: Probe | None
-    ) -> torch.Tensor:
+    def _residual_stream(self, p_TD: torch.Tensor, step: Step, state: ModelState, probe: Probe | None) -> torch.Tensor:
         """Ordinary pre-norm layers: each sublayer is added to one running sum."""
         for layer in self.layers:
             p_TD = p_TD + self._attention(layer, p_TD, step, state, probe)
@@ -125,7 +119,8 @@ class K3Model:
         bank_RTD = p_TD.new_empty(self.config.num_blocks, *p_TD.shape)
         num_blocks = 0
         for layer in self.layers:
-            assert layer.attn_res is not None and layer.mlp_res is not None
+            assert layer.attn_res is not None
+            assert layer.mlp_res is not None
             x_TD = table.attn_res(bank_RTD[:num_blocks], p_TD, *layer.attn_res, eps) if num_blocks else p_TD
             starts_block = layer.index % block == 0
             if starts_block:

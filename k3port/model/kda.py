@@ -17,9 +17,7 @@ class KdaAttention:
 
     __slots__ = ("f_b", "g_b", "in_proj", "o_proj", "params", "splits", "table")
 
-    def __init__(
-        self, config: KdaConfig, dims: RankDims, norm_eps: float, params: ParamReader, table: OpTable
-    ) -> None:
+    def __init__(self, config: KdaConfig, dims: RankDims, norm_eps: float, params: ParamReader, table: OpTable) -> None:
         self.table = table
         self.in_proj = params.tensor("in_proj")
         rows = kda_in_proj_rows(dims)
@@ -56,7 +54,5 @@ class KdaAttention:
         for segment in segments:
             kda = table.kda_prefill if segment.phase == "prefill" else table.kda_decode
             rows = segment.rows
-            outs.append(
-                kda(qkv[rows], gate_raw[rows], beta_logit[rows], out_gate[rows], self.params, state, segment)
-            )
+            outs.append(kda(qkv[rows], gate_raw[rows], beta_logit[rows], out_gate[rows], self.params, state, segment))
         return table.linear(outs[0] if len(outs) == 1 else torch.cat(outs), self.o_proj)

@@ -15,7 +15,18 @@ from k3port.ops.table import OpTable
 class MlaAttention:
     """Multi-head latent attention of one layer on one rank; the result still needs the sum over ranks."""
 
-    __slots__ = ("has_gate", "in_proj", "inner_eps", "num_heads", "o_proj", "params", "q_a_norm", "q_b", "splits", "table")
+    __slots__ = (
+        "has_gate",
+        "in_proj",
+        "inner_eps",
+        "num_heads",
+        "o_proj",
+        "params",
+        "q_a_norm",
+        "q_b",
+        "splits",
+        "table",
+    )
 
     def __init__(self, config: MlaConfig, dims: RankDims, params: ParamReader, table: OpTable) -> None:
         self.table = table

@@ -10,7 +10,7 @@ from k3port.ops.contract import Contract, Cost, Sample, accumulation_dtype
 
 
 def situ_mul(gate_up: torch.Tensor, beta: float | None, linear_beta: float | None) -> torch.Tensor:
-    """SiTU: ``[β tanh(a/β) σ(a)] · [λ tanh(b/λ)]``; the sigmoid sees the uncapped gate.
+    """SiTU: ``[β tanh(a/β) sigmoid(a)] · [λ tanh(b/λ)]``; the sigmoid sees the uncapped gate.
 
     Args:
         gate_up: ``[T, 2I]``: the gate branch ``a`` in the first half of the columns, the linear branch ``b`` after.

@@ -50,9 +50,18 @@ OPS: dict[str, OpInfo] = _ops(
     OpInfo("logits", "float32 scores of this rank's vocabulary shard", ("k3port.ops.linear:LOGITS",)),
     OpInfo("rms_norm", "root-mean-square normalisation", ("k3port.ops.norm:RMS_NORM",)),
     OpInfo("gated_norm", "per-head RMSNorm times a sigmoid gate", ("k3port.ops.norm:GATED_NORM",)),
-    OpInfo("attn_res", "Attention Residuals mixture of banked blocks and the running sum", ("k3port.ops.residual:ATTN_RES",)),
+    OpInfo(
+        "attn_res",
+        "Attention Residuals mixture of banked blocks and the running sum",
+        ("k3port.ops.residual:ATTN_RES",),
+    ),
     OpInfo("situ_mul", "gated activation: SiTU or SwiGLU", ("k3port.ops.activation:SITU_MUL",)),
-    OpInfo("short_conv", "causal depthwise convolution with SiLU and a cached tail", ("k3port.ops.conv:SHORT_CONV",), phased=True),
+    OpInfo(
+        "short_conv",
+        "causal depthwise convolution with SiLU and a cached tail",
+        ("k3port.ops.conv:SHORT_CONV",),
+        phased=True,
+    ),
     OpInfo("kda_gate", "log decay and write strength of KDA", ("k3port.ops.kda:KDA_GATE",)),
     OpInfo("kda_core", "gated delta-rule recurrence on a per-request state", ("k3port.ops.kda:KDA_CORE",), phased=True),
     OpInfo(
@@ -81,6 +90,8 @@ OPS: dict[str, OpInfo] = _ops(
     OpInfo("moe", "routing and routed experts", ("k3port.ops.moe:MOE",), parts=("moe_route", "moe_experts")),
     OpInfo("dense_mlp", "gated MLP", ("k3port.ops.linear:DENSE_MLP",), parts=("linear", "situ_mul")),
     OpInfo("all_reduce", "sum over the tensor-parallel ranks", ("k3port.ops.collective:ALL_REDUCE",)),
-    OpInfo("all_gather", "concatenate the last axis over the tensor-parallel ranks", ("k3port.ops.collective:ALL_GATHER",)),
+    OpInfo(
+        "all_gather", "concatenate the last axis over the tensor-parallel ranks", ("k3port.ops.collective:ALL_GATHER",)
+    ),
     OpInfo("sample", "next token ids from logits", ("k3port.ops.sample:SAMPLE",)),
 )

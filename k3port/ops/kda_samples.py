@@ -37,7 +37,8 @@ def check_gate_values(function: Callable[..., Any], dtype: torch.dtype, gen: tor
         for bound, expected in ((-5.0, bounded), (None, softplus)):
             raw, logit = torch.full((1, 4), z, dtype=dtype), torch.zeros(1, 1, dtype=dtype)
             g, beta = function(raw, logit, torch.tensor([a_log]), torch.zeros(4), bound)
-            assert g.shape == (1, 1, 4) and torch.allclose(g.double(), torch.tensor(expected).double(), rtol=2e-6)
+            assert g.shape == (1, 1, 4)
+            assert torch.allclose(g.double(), torch.tensor(expected).double(), rtol=2e-6)
             assert float(beta[0, 0]) == 0.5
 
 
@@ -95,6 +96,10 @@ def core_samples(dtype: torch.dtype, gen: torch.Generator) -> Iterator[Sample]:
             args = core_inputs(dtype, gen, [130], [1], gate=gate, rho=rho)
             yield Sample(f"keys correlated {rho}, log decay {gate:g}", args, adversarial=True)
     yield Sample("ragged with empty and single", core_inputs(dtype, gen, [1, 0, 64, 1, 65], [5, 2, 1, 4, 3]), True)
+    # The epsilon of the normalisation is as large as these sums of squares.
+    faint = core_inputs(dtype, gen, [33], [1])
+    faint |= {name: faint[name] * 1e-4 for name in ("q", "k")}
+    yield Sample("faint q and k", faint, adversarial=True)
     yield Sample("zero q, k, v", {**core_inputs(dtype, gen, [5], [1]), **_zeros(dtype, 5)}, adversarial=True)
     yield Sample("decode", core_inputs(dtype, gen, [1, 1, 1], [3, 1, 6], phase="decode"))
     yield Sample("decode with padding", core_inputs(dtype, gen, [1] * 4, [0, 2, 0, 1], phase="decode"), True)
@@ -147,8 +152,10 @@ def check_core_slots(function: Callable[..., Any], dtype: torch.dtype, gen: torc
     for slot in range(before.shape[0]):
         same = torch.equal(args["state"][slot].nan_to_num(7.0), before[slot].nan_to_num(7.0))
         assert same == (slot != 2), f"slot {slot}"
-    assert torch.equal(out[0], torch.zeros_like(out[0])) and torch.equal(out[2], torch.zeros_like(out[2]))
-    assert torch.isfinite(out[1]).all() and out[1].abs().sum() > 0
+    for row in (0, 2):
+        assert torch.equal(out[row], torch.zeros_like(out[row]))
+    assert torch.isfinite(out[1]).all()
+    assert out[1].abs().sum() > 0
 
 
 def block_samples(dtype: torch.dtype, gen: torch.Generator, params_type: Any, state_type: Any) -> Iterator[Sample]:

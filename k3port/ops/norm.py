@@ -61,9 +61,7 @@ def _rms_norm_samples(dtype: torch.dtype, gen: torch.Generator) -> Iterator[Samp
 def _gated_norm_samples(dtype: torch.dtype, gen: torch.Generator) -> Iterator[Sample]:
     for name, shape in (("one token", (1, 2, 128)), ("tokens", (33, 3, 128)), ("no tokens", (0, 2, 128))):
         x, gate = torch.randn(shape, generator=gen), torch.randn(shape, generator=gen)
-        yield Sample(
-            name, {"x": x.to(dtype), "gate": gate.to(dtype), "weight": _weight(shape[-1], gen), "eps": 1e-5}
-        )
+        yield Sample(name, {"x": x.to(dtype), "gate": gate.to(dtype), "weight": _weight(shape[-1], gen), "eps": 1e-5})
     x = torch.randn(4, 2, 128, generator=gen) * torch.tensor([0.0, 1e-4, 3e-3, 50.0]).view(4, 1, 1)
     gate = torch.randn(4, 2, 128, generator=gen) * 40
     args = {"x": x.to(dtype), "gate": gate.to(dtype), "weight": _weight(128, gen), "eps": 1e-5}

@@ -6,6 +6,7 @@ The layout constants of the format live here and nowhere else.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -98,7 +99,7 @@ def quantize_mxfp4(weight: torch.Tensor) -> Mxfp4Tensor:
     _, exponent = torch.frexp(largest)  # largest = m * 2^exponent, m in [0.5, 1)
     byte = torch.where(largest > 0, exponent - 3 + SCALE_BIAS, 0).clamp(0, SCALE_NAN - 1)
     scaled = groups.abs() / torch.ldexp(torch.ones_like(largest), byte - SCALE_BIAS).unsqueeze(-1)
-    middles = torch.tensor([(a + b) / 2 for a, b in zip(E2M1_MAGNITUDES, E2M1_MAGNITUDES[1:], strict=False)]).double()
+    middles = torch.tensor([(a + b) / 2 for a, b in pairwise(E2M1_MAGNITUDES)]).double()
     code = torch.bucketize(scaled, middles)  # a tie takes the lower code ...
     tie_up = torch.isin(scaled, middles) & (code % 2 == 1)  # ... unless that one is odd
     code = code + tie_up + 8 * torch.signbit(groups)

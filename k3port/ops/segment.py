@@ -115,9 +115,7 @@ def make_segment(
         slot_ids=tuple(slots),
         pages=tuple(tuple(table) for table in tables),
         cu_seqlens=torch.tensor(cu_seqlens, dtype=torch.int32, device=device),
-        kv_lens=torch.tensor(
-            [c + n for c, n in zip(contexts, lengths, strict=True)], dtype=torch.int32, device=device
-        ),
+        kv_lens=torch.tensor([c + n for c, n in zip(contexts, lengths, strict=True)], dtype=torch.int32, device=device),
         slots=torch.tensor(list(slots), dtype=torch.int64, device=device),
         block_table=torch.tensor(padded, dtype=torch.int32, device=device).reshape(len(tables), width),
         cache_rows=torch.tensor(cache_rows, dtype=torch.int64, device=device),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from k3port.ops.catalog import OPS
 
@@ -20,7 +20,10 @@ class OpTable:
 
     __slots__ = SLOTS
 
-    # Named for type checkers; the class body's __slots__ creates the descriptors.
+    if TYPE_CHECKING:
+        # The slots come from the catalog, which a type checker does not run.
+        def __getattr__(self, slot: str) -> Callable[..., Any]: ...
+
     def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
         for slot, function in functions.items():
             setattr(self, slot, function)

@@ -103,9 +103,7 @@ def _search(
         if any(layouts.get(key, tag) != tag for key, tag in spec.layouts.items()):
             continue
         parts = {slot_name(part, query.phase if OPS[part].phased else None) for part in spec.parts}
-        found = _search(
-            order, candidates, {**chosen, query.slot: spec}, {**layouts, **spec.layouts}, needed | parts
-        )
+        found = _search(order, candidates, {**chosen, query.slot: spec}, {**layouts, **spec.layouts}, needed | parts)
         if found is not None:
             return found
     return None

@@ -58,8 +58,8 @@ def bind_table(
         if function is None:
             function = load_object(spec.load)
             if spec.parts:
-                phases = {part: selection.phase if OPS[part].phased else None for part in spec.parts}
-                function = function(**{part: bind(selections[slot_name(part, p)]) for part, p in phases.items()})
+                slots = {part: slot_name(part, selection.phase if OPS[part].phased else None) for part in spec.parts}
+                function = function(**{part: bind(selections[name]) for part, name in slots.items()})
         functions[slot] = wrap(slot, function) if wrap is not None else function
         return functions[slot]
 

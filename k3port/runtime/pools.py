@@ -23,7 +23,10 @@ class StatePool:
         for layer in sorted(config.kda_layers):
             conv = torch.zeros(self.num_slots, dims.conv_width - 1, 3 * dims.kda_width, dtype=dtype)
             recurrent = torch.zeros(
-                self.num_slots, dims.kda_heads, dims.kda_head_dim, dims.kda_head_dim,
+                self.num_slots,
+                dims.kda_heads,
+                dims.kda_head_dim,
+                dims.kda_head_dim,
                 dtype=torch.float64 if dtype == torch.float64 else torch.float32,
             )
             self.layers[layer] = KdaState(conv, recurrent)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -14,10 +13,10 @@ from k3port.model.config import ModelConfig
 from k3port.model.k3 import K3Model
 from k3port.model.shapes import rank_dims
 from k3port.model.step import Probe, Step
+from k3port.ops.segment import make_segment
 from k3port.oracle.profile import get_profile
 from k3port.oracle.resolve import resolve
 from k3port.oracle.spec import Plan
-from k3port.ops.segment import make_segment
 from k3port.plugins import Registry, default_registry
 from k3port.runtime.binding import Op, bind_table, pack_function
 from k3port.runtime.compare import FirstBadOpError, ForcedRouting, LayerCounter, check_finite
@@ -28,6 +27,7 @@ from k3port.runtime.pools import PAGE_TOKENS, Pools, pages_for
 from k3port.runtime.preflight import Checkpoint, check_checkpoint
 from k3port.runtime.request import FinishReason, Generation, Request, SamplingParams, TokenEvent
 from k3port.runtime.threads import PhaseThreads
+from k3port.settings import get_settings
 from k3port.text.tokenizer import StreamDecoder, Tokenizer
 
 Prompt = str | Sequence[int]
@@ -70,7 +70,7 @@ class Runtime:
         self.model = K3Model(self.config, weights.params, self.table)
         self.max_context_tokens = min(self.config.max_context_tokens, pages_for(kv_tokens) * PAGE_TOKENS)
         self.pools = Pools(self.config, self.dims, num_requests=max_requests, num_tokens=kv_tokens, dtype=dtype)
-        self.threads = PhaseThreads.choose(self.config, weights, threads)
+        self.threads = PhaseThreads.choose(self.config, weights, threads or get_settings().threads)
         self.stop_ids = _stop_ids(checkpoint, tokenizer)
         self._engine = Engine(
             self.model,
@@ -102,13 +102,13 @@ class Runtime:
             model: folder of a checkpoint in the official layout.
             platform: a profile of ``platforms.yaml``.
             dtype: ``float32``, ``bfloat16`` or ``float64``; None takes the platform's default.
-            kernels: pins, kernel name by op or ``op@phase``.
+            kernels: pins, kernel name by op or ``op@phase``; they come before those of ``K3PORT_KERNELS``.
             registry: kernels to choose from; None takes the built-in ones and installed plugins.
             overrides: functions by slot that replace chosen kernels (comparisons, tests).
             max_requests: requests that run at once; more wait.
             kv_tokens: size of the latent cache over all requests.
             prefill_chunk_tokens: most prompt tokens of one step.
-            threads: CPU threads for both phases; None chooses per phase.
+            threads: CPU threads for both phases; None takes ``K3PORT_THREADS``, or else chooses per phase.
 
         Raises:
             K3Error: the subclass says what: ConfigError, CheckpointError, PlanError, UsageError, TokenizerError.
@@ -132,7 +132,7 @@ class Runtime:
             registry.kernels,
             profile.device(),
             platform=platform,
-            pins=kernels,
+            pins={**get_settings().kernels, **(kernels or {})},
         )
         has_tokenizer = (checkpoint.folder / "tiktoken.model").exists()
         tokenizer = Tokenizer.from_folder(checkpoint.folder, config.vocab_size) if has_tokenizer else None

@@ -74,9 +74,7 @@ def _slab(
     decay = total.exp()
     k_in, q_in = k * decay, q * decay
     # (I + strictly lower mix) [W | U] = beta [k_in | v]; the diagonal is taken as one.
-    solved = torch.linalg.solve_triangular(
-        mix, beta * torch.cat((k_in, v), dim=-1), upper=False, unitriangular=True
-    )
+    solved = torch.linalg.solve_triangular(mix, beta * torch.cat((k_in, v), dim=-1), upper=False, unitriangular=True)
     w, u = solved.split((k.shape[-1], v.shape[-1]), dim=-1)
     last = total[..., -1:, :]
     k_out = k * torch.exp(last - total)

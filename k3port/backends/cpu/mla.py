@@ -11,9 +11,7 @@ from k3port.ops.mla import gather_cache
 from k3port.ops.segment import NULL_SLOT, Segment
 
 
-def mla_append(
-    kv: torch.Tensor, norm_weight: torch.Tensor, eps: float, cache: torch.Tensor, segment: Segment
-) -> None:
+def mla_append(kv: torch.Tensor, norm_weight: torch.Tensor, eps: float, cache: torch.Tensor, segment: Segment) -> None:
     """See :func:`k3port.ops.mla.mla_append`."""
     if segment.has_padding or kv.dtype == torch.bfloat16:
         reference.mla_append(kv, norm_weight, eps, cache, segment)

@@ -22,8 +22,11 @@ def moe_experts_dense(
     acc = accumulation_dtype(x)
     num_tokens, top_k = expert_ids.shape
     if num_tokens == 1:
-        chosen = [(e, w) for e, w in zip(expert_ids[0].tolist(), weights[0].tolist(), strict=True)
-                  if 0 <= e < experts.gate_up.shape[0]]
+        chosen = [
+            (e, w)
+            for e, w in zip(expert_ids[0].tolist(), weights[0].tolist(), strict=True)
+            if 0 <= e < experts.gate_up.shape[0]
+        ]
         if not chosen:
             return torch.zeros_like(x)
         hidden = situ_mul(torch.cat([F.linear(x, experts.gate_up[e]) for e, _ in chosen]), beta, linear_beta)
@@ -43,5 +46,5 @@ def moe_experts_dense(
             hidden = situ_mul(F.linear(rows[begin : begin + count], experts.gate_up[expert]), beta, linear_beta)
             routed[order[begin : begin + count]] = F.linear(hidden, experts.down[expert])
             begin += count
-    routed = routed.view(num_tokens, top_k, -1).to(acc)
+    routed = routed.view(num_tokens, top_k, x.shape[1]).to(acc)
     return (weights.to(acc).unsqueeze(1) @ routed).squeeze(1).to(x.dtype)

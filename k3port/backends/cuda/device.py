@@ -13,8 +13,7 @@ def find_devices(root: Path = DRIVER_ROOT) -> list[Device]:
     """One entry per GPU that the driver lists. The architecture is not in these files, so it stays ``unknown``."""
     devices = []
     for info in sorted(root.glob("*/information")):
-        fields = dict(
-            (part.strip() for part in line.split(":", 1)) for line in info.read_text().splitlines() if ":" in line
-        )
+        pairs = (line.partition(":") for line in info.read_text().splitlines())
+        fields = {key.strip(): value.strip() for key, _, value in pairs}
         devices.append(Device("nvidia", "unknown", fields.get("Model", "NVIDIA GPU"), "detected"))
     return devices

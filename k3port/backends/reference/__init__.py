@@ -61,7 +61,10 @@ KERNELS: tuple[KernelSpec, ...] = (
     _wrap("mla_append", "mla:mla_append", layouts=_CACHE),
     _wrap("moe_route", "moe:moe_route"),
     _wrap(
-        "moe_experts", "moe:moe_experts", layouts=_STORED, pack="k3port.ops.moe_weights:keep_stored",
+        "moe_experts",
+        "moe:moe_experts",
+        layouts=_STORED,
+        pack="k3port.ops.moe_weights:keep_stored",
         requires=Requires(weight_formats=("mxfp4", "bfloat16", "float32")),
     ),
     _wrap("all_reduce", "collective:all_reduce", requires=_ONE_RANK),

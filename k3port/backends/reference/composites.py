@@ -35,9 +35,7 @@ def make_kda(short_conv: Op, kda_gate: Op, kda_core: Op, gated_norm: Op) -> Op:
 
 
 def make_mla_expanded(mla_append: Op, mla_attend: Op) -> Op:
-    def mla(
-        q: Tensor, kv: Tensor, gate: Tensor | None, params: MlaParams, cache: Tensor, segment: Segment
-    ) -> Tensor:
+    def mla(q: Tensor, kv: Tensor, gate: Tensor | None, params: MlaParams, cache: Tensor, segment: Segment) -> Tensor:
         mla_append(kv, params.kv_a_norm, params.norm_eps, cache, segment)
         o = mla_attend(q, params.kv_b, cache, params.scale, segment)
         return apply_output_gate(o.flatten(1), gate)
@@ -46,9 +44,7 @@ def make_mla_expanded(mla_append: Op, mla_attend: Op) -> Op:
 
 
 def make_mla_absorbed(mla_append: Op, mla_attend: Op) -> Op:
-    def mla(
-        q: Tensor, kv: Tensor, gate: Tensor | None, params: MlaParams, cache: Tensor, segment: Segment
-    ) -> Tensor:
+    def mla(q: Tensor, kv: Tensor, gate: Tensor | None, params: MlaParams, cache: Tensor, segment: Segment) -> Tensor:
         mla_append(kv, params.kv_a_norm, params.norm_eps, cache, segment)
         o_latent = mla_attend(absorb_query(q, params), cache, params.latent_dim, params.scale, segment)
         return apply_output_gate(expand_output(o_latent, params).flatten(1), gate)
@@ -67,9 +63,7 @@ def make_moe(moe_route: Op, moe_experts: Op) -> Op:
 
 
 def make_dense_mlp(linear: Op, situ_mul: Op) -> Op:
-    def dense_mlp(
-        x: Tensor, gate_up: Tensor, down: Tensor, beta: float | None, linear_beta: float | None
-    ) -> Tensor:
+    def dense_mlp(x: Tensor, gate_up: Tensor, down: Tensor, beta: float | None, linear_beta: float | None) -> Tensor:
         return linear(situ_mul(linear(x, gate_up), beta, linear_beta), down)
 
     return dense_mlp

@@ -1,0 +1,205 @@
+"""``k3port run``: one prompt in, text out."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from k3port.cli.console import Console
+from k3port.cli.inputs import BUILTIN_PROMPT, EMBEDDED_NAME, embedded_checkpoint, read_prompt
+from k3port.errors import UsageError
+from k3port.runtime.request import SamplingParams
+from k3port.settings import MAX_THREADS, Settings, get_settings, parse_pin
+
+DEFAULT_PLATFORM = "cpu"
+DEFAULT_TEMPERATURE = 0.8
+DTYPES = ("float32", "bfloat16", "float64")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Everything that a run needs to know, after command line and environment are merged."""
+
+    model: Path
+    model_name: str
+    platform: str
+    platform_was_given: bool
+    dtype: str | None
+    kernels: Mapping[str, str]
+    threads: int | None
+    context_tokens: int | None
+    sampling: SamplingParams
+
+
+def merge_pins(environment: Mapping[str, str], options: tuple[str, ...]) -> dict[str, str]:
+    """Pins of the environment, then those of the command line, which replace every pin of the same op.
+
+    Raises:
+        UsageError: an option that is no pin.
+    """
+    given: dict[str, str] = {}
+    for text in options:
+        try:
+            target, kernel = parse_pin(text)
+        except ValueError:
+            raise UsageError(f"--kernel {text}: expected op[@phase]=kernel", hint="such as linear=cpu.linear") from None
+        given[target] = kernel
+    ops = {target.partition("@")[0] for target in given}
+    kept = {target: kernel for target, kernel in environment.items() if target.partition("@")[0] not in ops}
+    return {**kept, **given}
+
+
+@click.command(short_help="Continue a prompt.")
+@click.argument("prompt", nargs=-1)
+@click.option("--model", metavar="PATH", help=f"Checkpoint folder. Default: the embedded {EMBEDDED_NAME}.")
+@click.option("--platform", metavar="NAME", help=f"Profile of platforms.yaml. Default: {DEFAULT_PLATFORM}.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="Activation type. Default: the platform's.")
+@click.option(
+    "--kernel", "kernels", multiple=True, metavar="OP[@PHASE]=NAME", help="Pin a kernel; the run fails without it."
+)
+@click.option("-f", "--file", metavar="FILE", help="Read the prompt from a UTF-8 file; - is stdin.")
+@click.option(
+    "-n",
+    "--max-tokens",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=256,
+    show_default=True,
+    help="Most tokens to generate.",
+)
+@click.option(
+    "--temperature", metavar="X", type=float, help=f"Randomness; 0 is greedy. Default: {DEFAULT_TEMPERATURE}."
+)
+@click.option(
+    "--top-k", metavar="N", type=int, default=0, show_default=True, help="Keep the k most probable tokens; 0 keeps all."
+)
+@click.option(
+    "--top-p", metavar="X", type=float, default=0.95, show_default=True, help="Keep the smallest set that reaches p."
+)
+@click.option(
+    "--min-p",
+    metavar="X",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="Drop tokens below this share of the best one.",
+)
+@click.option(
+    "--seed", metavar="N", type=click.IntRange(min=0), help="One seed gives one continuation. Default: drawn and shown."
+)
+@click.option("--greedy", is_flag=True, help="Always take the most probable token.")
+@click.option("--ignore-eos", is_flag=True, help="Do not stop where the model ends its text.")
+@click.option(
+    "--threads", metavar="N", type=click.IntRange(1, MAX_THREADS), help="CPU threads. Default: chosen per phase."
+)
+@click.option("--context", type=click.IntRange(min=1), metavar="TOKENS", help="Size of the cache in tokens.")
+@click.option("--json", "json_mode", is_flag=True, help="Write one JSON document on stdout instead of text.")
+@click.option("--dry-run", is_flag=True, help="Check and plan only; print the kernel of every op and why.")
+@click.option("-v", "--verbose", is_flag=True, help="Print the plan, notes, and tracebacks of internal errors.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing on stderr but errors.")
+@click.pass_obj
+def run(console: Console, prompt: tuple[str, ...], dry_run: bool, file: str | None, **given: Any) -> None:
+    """Continue PROMPT with a model and print the text as it is produced.
+
+    Without PROMPT and --file, text piped into stdin is the prompt; PROMPT can be - to say so. With the embedded model
+    and no prompt at all, a built-in one is continued. A prompt that starts with - comes after --.
+    """
+    settings = get_settings()
+    console.json_mode, console.verbose = given["json_mode"], given["verbose"]
+    console.quiet, console.plain = given["quiet"], settings.plain
+    if console.quiet and console.verbose:
+        raise UsageError("both --verbose and --quiet", hint="give one of them")
+    for warning in settings.warnings:
+        console.warn(warning)
+    options = _options(given, settings)
+    if dry_run:
+        _dry_run(console, options)
+        return
+    text = read_prompt(prompt, file, builtin=given["model"] is None)
+    if text is None:
+        console.note(f'no prompt: continuing the built-in one, "{BUILTIN_PROMPT}"')
+        text = BUILTIN_PROMPT
+    # Imported here: this imports torch.
+    from k3port.cli.generate import generate
+
+    generate(console, options, text)
+
+
+def _options(given: Mapping[str, Any], settings: Settings) -> RunOptions:
+    """Checks everything that needs no model."""
+    if given["greedy"] and given["temperature"] is not None:
+        raise UsageError("both --greedy and --temperature", hint="--greedy means --temperature 0")
+    temperature = DEFAULT_TEMPERATURE if given["temperature"] is None else given["temperature"]
+    sampling = SamplingParams(
+        max_tokens=given["max_tokens"],
+        temperature=0.0 if given["greedy"] else temperature,
+        top_k=given["top_k"],
+        top_p=given["top_p"],
+        min_p=given["min_p"],
+        # Drawn here, so that the closing line can show it.
+        seed=secrets.randbits(32) if given["seed"] is None else given["seed"],
+        ignore_eos=given["ignore_eos"],
+    )
+    if given["model"] == "":
+        raise UsageError("--model is empty", hint="give the folder of a checkpoint")
+    model = embedded_checkpoint() if given["model"] is None else Path(given["model"])
+    platform = given["platform"] or settings.platform
+    return RunOptions(
+        model=model,
+        model_name=model.resolve().name,
+        platform=platform or DEFAULT_PLATFORM,
+        platform_was_given=platform is not None,
+        dtype=given["dtype"],
+        kernels=merge_pins(settings.kernels, given["kernels"]),
+        threads=given["threads"] or settings.threads,
+        context_tokens=given["context"],
+        sampling=sampling,
+    )
+
+
+def _dry_run(console: Console, options: RunOptions) -> None:
+    from k3port import __version__
+    from k3port.cli import preview
+    from k3port.cli.devices import idle_gpus
+
+    found = preview.make_preview(options.model, platform=options.platform, dtype=options.dtype, kernels=options.kernels)
+    for problem in (*found.registry.problems, *found.plan.warnings):
+        console.warn(problem)
+    console.note(header(options, found.plan))
+    if not options.platform_was_given and (gpus := idle_gpus(found.registry.devices)):
+        console.note(gpus)
+    for note in found.checkpoint.notes:
+        console.detail(f"note: {note}")
+    if console.json_mode:
+        console.document(
+            {
+                "k3port": __version__,
+                "model": options.model_name,
+                "plan": preview.plan_record(found.plan),
+                "warnings": console.warnings,
+                "notes": list(found.checkpoint.notes),
+            }
+        )
+        return
+    for line in preview.plan_lines(found.plan):
+        console.line(line)
+
+
+def header(options: RunOptions, plan: Any, *more: str) -> str:
+    """The first line on stderr: version, model, platform, kernels."""
+    from k3port import __version__
+    from k3port.cli.preview import kernel_counts
+
+    parts = [
+        f"k3port {__version__}",
+        options.model_name,
+        f"{plan.platform} ({plan.dtype})",
+        f"kernels: {kernel_counts(plan)}",
+        *more,
+    ]
+    return " · ".join(parts)

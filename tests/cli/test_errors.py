@@ -1,0 +1,274 @@
+"""What goes wrong, how it is said, and the exit code. Prompts never show up in what is said."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_text import write_tiny_text_checkpoint
+
+from k3port.errors import ExitCode
+
+SECRET = "xyzzy-secret-prompt"
+
+
+def edit_config(folder: Path, **values: object) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"].update(values)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.fixture
+def copy(tiny_checkpoint: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_checkpoint, tmp_path / "copy"))
+
+
+USAGE_CASES = [
+    (["--temprature", "1"], "unknown option --temprature", "did you mean --temperature?"),
+    (["--no-such-thing"], "unknown option --no-such-thing", "k3port run --help lists the options"),
+    (["-n", "many"], "--max-tokens: 'many' is not a valid integer range", "k3port run --help"),
+    (["-n", "0"], "--max-tokens: 0 is not in the range x>=1", "k3port run --help"),
+    (["--threads", "0"], "--threads: 0 is not in the range", "k3port run --help"),
+    (["--dtype", "float8"], "--dtype: 'float8' is not one of 'float32', 'bfloat16', 'float64'", "k3port run --help"),
+    (["--temperature", "-1"], "sampling parameters out of range", ""),
+    (["--temperature", "nan"], "sampling parameters out of range", ""),
+    (["--greedy", "--temperature", "0.5"], "both --greedy and --temperature", "--greedy means --temperature 0"),
+    (["-q", "-v"], "both --verbose and --quiet", "give one of them"),
+    (["--platform", "cpuu"], "unknown platform 'cpuu'", "did you mean cpu?"),
+    (["--kernel", "linear"], "--kernel linear: expected op[@phase]=kernel", "such as linear=cpu.linear"),
+    (["--kernel", "linear=cpu.liner"], "no kernel 'cpu.liner' for op linear", "did you mean cpu.linear?"),
+    (["--kernel", "lineal=cpu.linear"], "pinned op 'lineal' is not an op of this model", "did you mean linear?"),
+    (["second prompt"], "more than one PROMPT", "put the prompt in quotes"),
+    (["--file", "prompt.txt"], "both PROMPT and --file", "give one of them"),
+    (["--model", ""], "--model is empty", "give the folder of a checkpoint"),
+]
+
+
+@pytest.mark.parametrize(("args", "message", "hint"), USAGE_CASES, ids=[" ".join(case[0]) for case in USAGE_CASES])
+def test_usage(k3port: Any, tiny_checkpoint: Path, args: list[str], message: str, hint: str) -> None:
+    result = k3port("run", SECRET, "--model", tiny_checkpoint, *args)
+    assert (result.code, result.out) == (ExitCode.USAGE, "")
+    error = result.err[result.err.index("error: ") :]
+    assert error.startswith(f"error: {message}")
+    assert f"hint: {hint}" in error if hint else "  - temperature = " in error
+    assert SECRET not in result.err
+    document = json.loads(k3port("run", SECRET, "--model", tiny_checkpoint, *args, "--json").out)["error"]
+    assert (document["exit_code"], document["kind"]) == (2, "UsageError")
+    assert document["message"].startswith(message)
+    assert SECRET not in json.dumps(document)
+
+
+def test_prompts_that_look_like_options_are_not_quoted(k3port: Any) -> None:
+    for prompt in (f"--{SECRET} and more", f"- {SECRET}"):
+        result = k3port("run", prompt)
+        assert result.code == ExitCode.USAGE
+        assert "a prompt that starts with - comes after --" in result.err
+        assert SECRET not in result.err
+    for prompt in (f"{SECRET} and more",):
+        result = k3port(prompt)
+        assert (result.code, SECRET in result.err) == (ExitCode.USAGE, False)
+
+
+def test_unknown_command(k3port: Any) -> None:
+    result = k3port("rnu")
+    assert (result.code, result.err) == (2, "error: unknown command rnu\nhint: did you mean k3port run?\n")
+
+
+@pytest.mark.parametrize(
+    ("args", "stdin", "message"),
+    [
+        ([""], None, "the prompt is empty"),
+        (["-"], b"", "the prompt on stdin is empty"),
+        (["-"], b"\n", "the prompt on stdin is empty"),
+        ([], None, "no prompt"),
+        ([], b"", "no prompt"),
+        ([], b"\xff\xfe", "stdin is not UTF-8 text"),
+        (["a\udcff"], None, "the prompt is not UTF-8 text"),
+        (["-f", "{tmp}/none.txt"], None, "the prompt file {tmp}/none.txt does not exist"),
+        (["-f", "{tmp}"], None, "cannot read the prompt file {tmp}"),
+        (["-f", "{tmp}/latin.txt"], None, "the prompt file {tmp}/latin.txt is not UTF-8 text"),
+        (["-f", "{tmp}/empty.txt"], None, "the prompt file {tmp}/empty.txt is empty"),
+    ],
+)
+def test_bad_prompts(
+    k3port: Any, tiny_checkpoint: Path, tmp_path: Path, args: list[str], stdin: bytes | None, message: str
+) -> None:
+    (tmp_path / "latin.txt").write_bytes("Grüße".encode("latin-1"))
+    (tmp_path / "empty.txt").touch()
+    filled = [arg.replace("{tmp}", str(tmp_path)) for arg in args]
+    result = k3port("run", "--model", tiny_checkpoint, *filled, stdin=stdin)
+    assert (result.code, result.out) == (ExitCode.USAGE, "")
+    assert result.err.startswith(f"error: {message.replace('{tmp}', str(tmp_path))}\n")
+
+
+def test_checkpoints_that_are_not_there(k3port: Any, tmp_path: Path) -> None:
+    missing = k3port("run", SECRET, "--model", tmp_path / "none")
+    assert (missing.code, missing.out) == (ExitCode.FAILED, "")
+    assert missing.err.startswith(f"error: {tmp_path / 'none'} does not exist\nhint: ")
+    empty = k3port("run", SECRET, "--model", tmp_path)
+    assert (empty.code, empty.out) == (ExitCode.FAILED, "")
+    assert "no *.safetensors files" in empty.err
+    assert "no config.json" in empty.err
+
+
+def test_an_installation_without_the_embedded_model(
+    k3port: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("k3port.cli.inputs.resources.files", lambda _: tmp_path)
+    result = k3port("run")
+    assert result.code == ExitCode.FAILED
+    assert result.err.startswith("error: the embedded checkpoint k3-nano is not in this installation\n")
+    assert "hint: give the folder of a checkpoint: k3port run --model PATH" in result.err
+
+
+def test_a_foreign_checkpoint(k3port: Any, copy: Path) -> None:
+    (copy / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    result = k3port("run", SECRET, "--model", copy)
+    assert result.code == ExitCode.UNSUPPORTED
+    assert "model_type 'llama' is not a model that k3port runs" in result.err
+    assert "hint: k3port runs model_type kimi_k3" in result.err
+
+
+def test_a_switch_that_is_not_supported(k3port: Any, copy: Path) -> None:
+    edit_config(copy, num_nextn_predict_layers=1)
+    result = k3port("run", SECRET, "--model", copy)
+    assert result.code == ExitCode.UNSUPPORTED
+    assert "num_nextn_predict_layers = 1 is not supported" in result.err
+
+
+def test_at_most_five_reasons_are_printed_and_all_are_in_the_document(k3port: Any, copy: Path) -> None:
+    for path in sorted(copy.glob("model-*.safetensors")):
+        path.write_bytes(b"")
+    names = ("tiktoken.model", "tokenizer_config.json")
+    for name in names:
+        (copy / name).unlink()
+    (copy / "config.json").write_text("{")
+    result = k3port("run", SECRET, "--model", copy, "--json")
+    assert result.code == ExitCode.FAILED
+    assert result.err.count("\n  - ") == 6
+    reasons = json.loads(result.out)["error"]["reasons"]
+    assert len(reasons) > 5
+    assert f"  - and {len(reasons) - 5} more\n" in result.err
+
+
+def test_a_checkpoint_without_tokenizer(k3port: Any, copy: Path) -> None:
+    (copy / "tiktoken.model").unlink()
+    result = k3port("run", SECRET, "--model", copy)
+    assert result.code == ExitCode.USAGE
+    assert "has no tokenizer (tiktoken.model)" in result.err
+
+
+def test_a_prompt_that_is_too_long_is_counted_and_not_quoted(k3port: Any, tiny_checkpoint: Path) -> None:
+    result = k3port("run", SECRET * 10, "--model", tiny_checkpoint, "--context", "64")
+    assert (result.code, result.out) == (ExitCode.UNSUPPORTED, "")
+    assert f"the prompt has {10 * len(SECRET)} tokens, the limit is 64" in result.err
+    assert SECRET not in result.err
+
+
+def test_a_context_that_does_not_fit_in_memory(k3port: Any, tiny_checkpoint: Path) -> None:
+    result = k3port("run", SECRET, "--model", tiny_checkpoint, "--context", 10**14)
+    assert result.code == ExitCode.UNSUPPORTED
+    assert result.err.startswith("error: not enough memory\n")
+
+
+def test_numbers_that_are_not_finite_name_the_op(k3port: Any, tmp_path: Path) -> None:
+    def plant(tensors: dict[str, torch.Tensor]) -> None:
+        for name, tensor in tensors.items():
+            if name.endswith("layers.1.self_attn.o_norm.weight"):
+                tensor.fill_(torch.nan)
+
+    folder = write_tiny_text_checkpoint(tmp_path / "nan", edit=plant)
+    result = k3port("run", SECRET, "--model", folder, "-n", "4", "--json")
+    assert result.code == ExitCode.NUMERICS
+    assert "first in op gated_norm" in result.err
+    assert "in layer 1" in result.err
+    document = json.loads(result.out)["error"]
+    assert (document["kind"], document["exit_code"]) == ("NumericsError", 4)
+    assert SECRET not in result.err + result.out
+
+
+def test_an_internal_error_is_one_line_without_the_message(
+    k3port: Any, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise KeyError(SECRET)
+
+    monkeypatch.setattr("k3port.runtime.runtime.Runtime.load", fail)
+    result = k3port("run", SECRET, "--model", tiny_checkpoint)
+    assert (result.code, result.out) == (ExitCode.INTERNAL, "")
+    assert re.match(r"error: internal error: KeyError at generate.py:\d+ in generate\nhint: .*-v", result.err)
+    assert "Traceback" not in result.err
+    assert SECRET not in result.err
+    verbose = k3port("run", "Hello", "--model", tiny_checkpoint, "-v", "--json")
+    assert "Traceback" in verbose.err
+    assert json.loads(verbose.out)["error"]["exit_code"] == 5
+
+
+def test_a_broken_torch_is_an_error_with_a_hint(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libtorch is broken', name='torch')\n")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"}
+    done = subprocess.run(
+        [os.sys.executable, "-m", "k3port", "run", "Hello", "--model", str(tiny_checkpoint)],
+        env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == ExitCode.FAILED
+    assert done.stderr.startswith("error: PyTorch cannot be imported\n  - libtorch is broken\nhint: ")
+
+
+def test_bad_environment(k3port: Any, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("K3PORT_THREADS", "two")
+    result = k3port("run", "Hello", "--model", tiny_checkpoint)
+    assert result.code == ExitCode.USAGE
+    assert result.err.startswith("error: cannot read the environment variable K3PORT_THREADS = 'two'\nhint: expected")
+
+
+def test_unknown_environment_is_a_warning(
+    k3port: Any, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("K3PORT_THREAD", "2")
+    result = k3port("run", "Hello", "--model", tiny_checkpoint, "-n", "1", "--json")
+    expected = "unknown environment variable K3PORT_THREAD is ignored; did you mean K3PORT_THREADS?"
+    assert f"warning: {expected}" in result.err.splitlines()
+    assert json.loads(result.out)["warnings"] == [expected]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_a_full_disk_is_an_error(spawn: Callable[..., subprocess.Popen[bytes]], tiny_checkpoint: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        process = spawn("run", "Hello", "--model", tiny_checkpoint, "-n", "4", stdout=full)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.FAILED
+    assert b"error: cannot write to stdout\n  - No space left on device" in err
+    assert b"Traceback" not in err
+
+
+@pytest.mark.parametrize("json_mode", [False, True])
+def test_ctrl_c(
+    spawn: Callable[..., subprocess.Popen[bytes]], tiny_checkpoint: Path, json_mode: bool
+) -> None:
+    more = ["--json"] if json_mode else []
+    process = spawn("run", "Hello", "--model", tiny_checkpoint, "-n", "4000", "--ignore-eos", *more)
+    assert process.stderr is not None
+    assert process.stdout is not None
+    header = process.stderr.readline()
+    if not json_mode:
+        process.stdout.read1(1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.INTERRUPTED
+    assert header.startswith(b"k3port ")
+    assert err.endswith(b"error: interrupted\n")
+    assert b"Traceback" not in err
+    if json_mode:
+        assert json.loads(out)["error"]["exit_code"] == 130
+    else:
+        assert out.endswith(b"\n")

@@ -1,0 +1,23 @@
+"""Fixtures that several test folders share: the two tiny checkpoints, written once. Tests must not change them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from k3port.testing.synthetic import tiny_k3_config, tiny_kimi_linear_config, write_checkpoint
+
+# Tests run side by side: two threads per process would only wait for each other.
+os.environ.setdefault("K3PORT_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def tiny_k3_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("tiny") / "k3", tiny_k3_config())
+
+
+@pytest.fixture(scope="session")
+def tiny_linear_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("tiny") / "linear", tiny_kimi_linear_config())
