@@ -59,6 +59,13 @@ def parse_pin(text: str) -> tuple[str, str]:
     return target, kernel
 
 
+def merge_pins(lower: Mapping[str, str], higher: Mapping[str, str]) -> dict[str, str]:
+    """Both sets of pins; an op that ``higher`` pins, in whichever phase, loses all its pins of ``lower``."""
+    ops = {target.partition("@")[0] for target in higher}
+    kept = {target: kernel for target, kernel in lower.items() if target.partition("@")[0] not in ops}
+    return {**kept, **higher}
+
+
 def _parse_pins(text: str) -> dict[str, str]:
     return dict(parse_pin(part) for part in text.split(",") if part.strip())
 

@@ -14,7 +14,7 @@ from k3port.cli.console import Console
 from k3port.cli.inputs import BUILTIN_PROMPT, EMBEDDED_NAME, embedded_checkpoint, read_prompt
 from k3port.errors import UsageError
 from k3port.runtime.request import SamplingParams
-from k3port.settings import MAX_THREADS, Settings, get_settings, parse_pin
+from k3port.settings import MAX_THREADS, Settings, get_settings, merge_pins, parse_pin
 
 DEFAULT_PLATFORM = "cpu"
 DEFAULT_TEMPERATURE = 0.8
@@ -36,22 +36,20 @@ class RunOptions:
     sampling: SamplingParams
 
 
-def merge_pins(environment: Mapping[str, str], options: tuple[str, ...]) -> dict[str, str]:
-    """Pins of the environment, then those of the command line, which replace every pin of the same op.
+def parse_pins(options: tuple[str, ...]) -> dict[str, str]:
+    """The values of ``--kernel``.
 
     Raises:
-        UsageError: an option that is no pin.
+        UsageError: one that is no pin.
     """
-    given: dict[str, str] = {}
+    pins: dict[str, str] = {}
     for text in options:
         try:
             target, kernel = parse_pin(text)
         except ValueError:
             raise UsageError(f"--kernel {text}: expected op[@phase]=kernel", hint="such as linear=cpu.linear") from None
-        given[target] = kernel
-    ops = {target.partition("@")[0] for target in given}
-    kept = {target: kernel for target, kernel in environment.items() if target.partition("@")[0] not in ops}
-    return {**kept, **given}
+        pins[target] = kernel
+    return pins
 
 
 @click.command(short_help="Continue a prompt.")
@@ -155,7 +153,7 @@ def _options(given: Mapping[str, Any], settings: Settings) -> RunOptions:
         platform=platform or DEFAULT_PLATFORM,
         platform_was_given=platform is not None,
         dtype=given["dtype"],
-        kernels=merge_pins(settings.kernels, given["kernels"]),
+        kernels=merge_pins(settings.kernels, parse_pins(given["kernels"])),
         threads=given["threads"] or settings.threads,
         context_tokens=given["context"],
         sampling=sampling,

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from k3port.errors import CheckpointError, ConfigError
-from k3port.model.config import ModelConfig, load_config
+from k3port.model.config import ModelConfig
+from k3port.model.config_file import load_config
 from k3port.model.text_tensors import TensorSpec, normalise_name
 from k3port.model.vision_tensors import is_vision_tensor, vision_tensors
 from k3port.runtime.headers import FileHeader, StoredTensor, read_header

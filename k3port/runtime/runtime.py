@@ -70,7 +70,7 @@ class Runtime:
         self.model = K3Model(self.config, weights.params, self.table)
         self.max_context_tokens = min(self.config.max_context_tokens, pages_for(kv_tokens) * PAGE_TOKENS)
         self.pools = Pools(self.config, self.dims, num_requests=max_requests, num_tokens=kv_tokens, dtype=dtype)
-        self.threads = PhaseThreads.choose(self.config, weights, threads or get_settings().threads)
+        self.threads = PhaseThreads.choose(weights, threads or get_settings().threads)
         self.stop_ids = _stop_ids(checkpoint, tokenizer)
         self._engine = Engine(
             self.model,
@@ -217,6 +217,7 @@ class Runtime:
                 parts.append(self._forward_one(self.model, chunk, begin, slot, pages, "prefill", probe))
             return torch.cat(parts)
         finally:
+            self.threads.restore()
             self.pools.states.release(slot)
             self.pools.pages.release(pages)
 

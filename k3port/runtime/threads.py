@@ -1,4 +1,4 @@
-"""CPU threads per phase: a decode step of a small model is too short to share."""
+"""CPU threads per step: a short step is done before a second thread has taken its share."""
 
 from __future__ import annotations
 
@@ -7,34 +7,36 @@ from dataclasses import dataclass, field
 
 import torch
 
-from k3port.model.config import ModelConfig
 from k3port.model.step import Step
 from k3port.runtime.loader import Weights
 
-SHARED_DECODE_BYTES = 64 << 20
-"""Weights from which a decode step is shared between threads: below, the hand-over costs more than it saves."""
+SHARED_WORK = 64_000_000
+"""Tokens times weight bytes from which a step is shared between threads. Below, the hand-over between threads costs more
+than it saves, and on a busy machine far more."""
 
 
 @dataclass
 class PhaseThreads:
-    """Threads of each phase, and the setting of the caller that :meth:`restore` brings back."""
+    """Threads of long steps (``prefill``) and of a decode step of one request (``decode``)."""
 
     prefill: int
     decode: int
+    shared_tokens: int
+    """Steps of at least so many tokens are long."""
     _before: int | None = field(default=None, repr=False)
 
     @classmethod
-    def choose(cls, config: ModelConfig, weights: Weights, threads: int | None = None) -> PhaseThreads:
-        """``threads`` for both phases; without it, all cores for prefill, and for decode all or one by model size."""
+    def choose(cls, weights: Weights, threads: int | None = None) -> PhaseThreads:
+        """All cores for long steps and one thread for short ones, or ``threads`` for every step."""
         if threads is not None:
-            return cls(threads, threads)
+            return cls(threads, threads, 0)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        size = sum(weights.bytes_by_kind.values())
-        return cls(prefill=cores, decode=cores if size >= SHARED_DECODE_BYTES else 1)
+        shared_tokens = -(-SHARED_WORK // max(sum(weights.bytes_by_kind.values()), 1))
+        return cls(cores, cores if shared_tokens <= 1 else 1, shared_tokens)
 
     def apply(self, step: Step) -> None:
-        """Sets the thread count for a step; a step with any prefill counts as prefill."""
-        wanted = self.prefill if any(s.phase == "prefill" for s in step.segments) else self.decode
+        """Sets the thread count for a step."""
+        wanted = self.prefill if step.token_ids.shape[0] >= self.shared_tokens else self.decode
         current = torch.get_num_threads()
         if self._before is None:
             self._before = current

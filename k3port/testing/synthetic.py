@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from k3port.model.config import K3_MODEL_TYPE, ModelConfig, parse_config
+from k3port.model.config import ModelConfig
+from k3port.model.config_file import K3_MODEL_TYPE, parse_config
 from k3port.model.text_tensors import TensorSpec, checkpoint_tensors
 from k3port.model.vision_tensors import VISION_PREFIXES, vision_tensors
 

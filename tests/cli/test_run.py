@@ -16,7 +16,7 @@ import pytest
 
 from k3port import plugins
 from k3port.cli import devices, inputs
-from k3port.cli.run import DTYPES, merge_pins
+from k3port.cli.run import DTYPES
 from k3port.oracle.spec import Device
 
 SHORT = ("-n", "8", "--seed", "7")
@@ -138,12 +138,6 @@ def test_pins_reach_the_plan(k3port: Any, tiny_checkpoint: Path, monkeypatch: py
     assert kernels["kda_core_decode"] == "reference.kda_core"
     assert kernels["kda_core_prefill"] == "cpu.kda_core_chunk"
     assert (kernels["linear"], kernels["rms_norm"]) == ("cpu.linear", "reference.rms_norm")
-
-
-def test_a_pin_on_the_command_line_replaces_all_pins_of_its_op() -> None:
-    environment = {"kda@decode": "a", "linear": "b"}
-    assert merge_pins(environment, ("kda=c",)) == {"kda": "c", "linear": "b"}
-    assert merge_pins(environment, ("kda@prefill=c",)) == {"kda@prefill": "c", "linear": "b"}
 
 
 def test_dtype_and_platform(k3port: Any, tiny_checkpoint: Path) -> None:

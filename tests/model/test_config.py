@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from k3port.errors import ConfigError, ExitCode
-from k3port.model.config import load_config, parse_config
+from k3port.model.config_file import load_config, parse_config
 from k3port.testing.synthetic import tiny_k3_config, tiny_kimi_linear_config
 
 

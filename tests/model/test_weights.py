@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 import k3port
 from k3port.errors import ConfigError, UsageError
-from k3port.model.config import ModelConfig, parse_config
+from k3port.model.config import ModelConfig
+from k3port.model.config_file import parse_config
 from k3port.model.shapes import (
     kda_in_proj_rows,
     legal_tp_sizes,

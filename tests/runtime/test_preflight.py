@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 import k3port
 from k3port.errors import CheckpointError, ConfigError
-from k3port.model.config import parse_config
+from k3port.model.config_file import parse_config
 from k3port.model.text_tensors import checkpoint_tensors, normalise_name
 from k3port.model.vision_tensors import vision_tensors
 from k3port.runtime.headers import StoredTensor, read_header

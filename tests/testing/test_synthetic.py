@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from k3port.model.config import load_config, parse_config
+from k3port.model.config_file import load_config, parse_config
 from k3port.ops.quant import dequantize_mxfp4
 from k3port.runtime.preflight import check_checkpoint
 from k3port.testing.synthetic import full_names, tiny_k3_config, tiny_kimi_linear_config, write_checkpoint

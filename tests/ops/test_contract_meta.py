@@ -1,0 +1,188 @@
+"""What makes the contract tests trustworthy: every op and kernel is covered, and references stand on their own."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+import torch
+from builtin_kernels import CPU, KERNELS, dtype_name
+
+from k3port.ops.catalog import OPS
+from k3port.ops.contract import Contract, cloned, relative_rms, resolve_path
+from k3port.ops.table import SLOTS, OpTable
+from k3port.oracle.resolve import reject
+from k3port.testing.harness import (
+    DTYPES,
+    check_sample,
+    contract_samples,
+    expect,
+    op_contracts,
+    sample_query,
+    sealed_table,
+)
+
+CONTRACTS: list[Contract] = [contract for op in OPS for contract in op_contracts(op)]
+NAMES = [f"{c.op}-{c.phase}" if c.phase else c.op for c in CONTRACTS]
+each_contract = pytest.mark.parametrize("contract", CONTRACTS, ids=NAMES)
+# Ops without arithmetic that could go wrong at the edges of the number range.
+PLAIN = {"embed": "reads rows", "dense_mlp": "made of linear and situ_mul", "moe": "made of moe_route and moe_experts"}
+
+
+def test_catalog_and_contracts_agree() -> None:
+    assert {c.op for c in CONTRACTS} == set(OPS)
+    for op, info in OPS.items():
+        phases = [c.phase for c in op_contracts(op)]
+        assert phases == [None] or (info.phased and phases == ["prefill", "decode"]), op
+        assert set(info.parts) <= set(OPS)
+        for part in info.parts:
+            assert not OPS[part].parts, "composites are made of fine ops"
+
+
+@each_contract
+def test_contract_is_complete(contract: Contract) -> None:
+    parameters = list(inspect.signature(contract.reference).parameters)
+    assert list(contract.inputs) == parameters
+    assert {path.partition(".")[0] for path in contract.mutates} <= set(parameters)
+    assert set(contract.packed) <= set(parameters)
+    assert contract.outputs or contract.mutates
+    assert set(DTYPES) <= set(contract.tolerance)
+    assert contract.tolerance[torch.float64] < contract.tolerance[torch.float32] <= contract.tolerance[torch.bfloat16]
+    assert contract.tolerance[torch.float32] <= 5e-6, "the project promises float32 results to 5e-6"
+
+
+@each_contract
+def test_samples(contract: Contract) -> None:
+    for dtype in DTYPES:
+        samples = contract_samples(contract, dtype)
+        assert len({s.name for s in samples}) == len(samples) >= 3
+        assert all(set(s.args) == set(contract.inputs) for s in samples)
+        if contract.op not in PLAIN:
+            assert any(s.adversarial for s in samples)
+            assert any(not s.adversarial for s in samples)
+        for path in contract.mutates:
+            assert isinstance(resolve_path(samples[0].args, path), torch.Tensor)
+
+
+@each_contract
+def test_samples_are_the_same_in_every_run(contract: Contract) -> None:
+    first, second = (contract_samples(contract, torch.float32) for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        for name in contract.inputs:
+            if isinstance(one.args[name], torch.Tensor):
+                assert torch.equal(one.args[name], other.args[name])
+
+
+@each_contract
+def test_samples_exercise_the_op(contract: Contract) -> None:
+    """Some sample must give numbers that are not all zero, and change what the op updates."""
+    samples = contract_samples(contract, torch.float64)
+    results = [expect(contract, s, torch.float64) for s in samples]
+    for index in range(len(contract.outputs)):
+        assert any(r.outputs[index].abs().sum() > 0 for r in results)
+    for path in contract.mutates:
+        changed = [not torch.equal(r.updated[path], resolve_path(s.args, path)) for r, s in zip(results, samples, strict=True)]
+        assert any(changed)
+
+
+# Sizes of one call each; what a cost function does not read is ignored.
+AXES = {"T": 4, "B": 2, "D": 96, "O": 64, "V": 128, "I": 64, "R": 3, "P": 256, "W": 4, "H": 2, "K": 128, "C": 512}
+AXES |= {"N": 128, "E": 12, "X": 3, "L": 64, "ranks": 4}
+NO_FLOPS = {"embed", "all_gather"}
+
+
+@each_contract
+def test_cost_is_positive_and_grows(contract: Contract) -> None:
+    cost = contract.cost(AXES, 2)
+    assert cost.bytes > 0
+    assert (cost.flops > 0) == (contract.op not in NO_FLOPS)
+    axis = "B" if contract.op == "sample" else "T"
+    more = contract.cost({**AXES, axis: 8 * AXES[axis]}, 2)
+    assert more.bytes > cost.bytes
+    assert more.flops > cost.flops or contract.op in NO_FLOPS
+    wider = contract.cost(AXES, 4)
+    assert wider.bytes > cost.bytes or contract.op == "sample", "float32 activations move more bytes"
+    assert wider.flops == cost.flops
+
+
+def test_costs_that_can_be_counted_by_hand() -> None:
+    costs = {c.op: c.cost for c in CONTRACTS if c.phase in (None, "decode")}
+    linear = costs["linear"]({"T": 2, "D": 10, "O": 3}, 2)
+    assert (linear.bytes, linear.flops) == ((20 + 30 + 6) * 2, 120)
+    assert costs["all_reduce"]({"T": 2, "D": 10, "ranks": 4}, 2).bytes == 60
+    assert costs["all_reduce"]({"T": 2, "D": 10}, 2).bytes == 0, "one rank sends nothing"
+    # One token through one MXFP4 expert of 32 x 64: three matrices at 17 bytes per 32 numbers, then the rows.
+    experts = costs["moe_experts"]({"T": 1, "X": 1, "E": 8, "I": 64, "L": 32}, 2)
+    assert experts.bytes == 3 * 64 * 17 + 2 * 32 * 2 + 12
+    assert experts.flops == 6 * 64 * 32
+    # Decode of one request reads and writes its float32 state once.
+    core = costs["kda_core"]({"T": 1, "B": 1, "H": 1, "V": 128, "K": 128}, 2)
+    assert core.bytes == 2 * 128 * 128 * 4 + 4 * 128 * 2 + 128 * 4
+
+
+def test_every_kernel_is_reached() -> None:
+    """Each kernel that this machine could run takes at least one sample; the others are refused for their vendor."""
+    reached: dict[str, int] = defaultdict(int)
+    refused: dict[str, set[str]] = defaultdict(set)
+    for spec in KERNELS:
+        for contract in op_contracts(spec.op):
+            for dtype in DTYPES:
+                for sample in contract_samples(contract, dtype):
+                    rejection = reject(spec, sample_query(contract, sample, dtype), CPU)
+                    if rejection is None:
+                        reached[spec.name] += 1
+                    else:
+                        refused[spec.name].add(rejection.code)
+    for spec in KERNELS:
+        assert reached[spec.name] or "VENDOR" in refused[spec.name] | {"ARCH"}, f"no test reaches {spec.name}"
+        if not spec.requires.vendors or "cpu" in spec.requires.vendors:
+            assert reached[spec.name] >= 2, f"{spec.name}: {refused[spec.name]}"
+    assert sum(count > 0 for count in reached.values()) >= 35
+
+
+@each_contract
+def test_reference_does_not_use_the_table(contract: Contract) -> None:
+    table = OpTable({slot: lambda *_: None for slot in SLOTS})
+    with sealed_table():
+        with pytest.raises(AssertionError, match="the ops table was read"):
+            table.linear(0)
+        for sample in contract_samples(contract, torch.float32)[:6]:
+            contract.reference(**cloned(sample.args))
+
+
+@each_contract
+def test_reference_keeps_the_activation_dtype(contract: Contract) -> None:
+    """Float outputs have the dtype of the activations, or float32 where the contract keeps them wide."""
+    wide = {"kda_gate", "moe_route", "logits", "sample"}
+    for dtype in DTYPES:
+        sample = contract_samples(contract, dtype)[0]
+        for _, found in expect(contract, sample, dtype).forms:
+            if found.is_floating_point:
+                wanted = torch.promote_types(dtype, torch.float32) if contract.op in wide else dtype
+                assert found == wanted, (contract.op, dtype_name(dtype))
+
+
+def test_tolerances_are_within_reach_of_what_is_observed(tmp_path: Path) -> None:
+    """No float32 tolerance is more than 20 times what the worst kernel of the op shows: a loose bound proves nothing."""
+    loose = {}
+    for contract in CONTRACTS:
+        worst = 0.0
+        for sample in contract_samples(contract, torch.float32):
+            for spec in KERNELS:
+                if spec.op == contract.op and reject(spec, sample_query(contract, sample, torch.float32), CPU) is None:
+                    report = check_sample(spec, contract, sample, torch.float32, KERNELS)
+                    worst = max(worst, *(max(o.relative_rms, o.peak / 4) for o in report.outputs if o.tolerance), 0.0)
+        # An op that only moves numbers has no error to compare with.
+        if worst > 0 and contract.tolerance[torch.float32] > 20 * worst:
+            loose[f"{contract.op}-{contract.phase}"] = worst
+    assert not loose, json.dumps(loose)
+
+
+def test_relative_rms() -> None:
+    expected = torch.tensor([3.0, 4.0])
+    assert relative_rms(torch.tensor([3.3, 4.4]), expected) == pytest.approx(0.1, rel=1e-6)
+    assert relative_rms(torch.tensor([0.1]), torch.zeros(1)) == pytest.approx(0.1, rel=1e-6)
+    assert relative_rms(torch.tensor([float("nan"), 4.0]), expected) != 0
