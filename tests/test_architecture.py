@@ -187,8 +187,7 @@ def test_a_planted_violation_is_found(tmp_path: Path, file: str, code: str, rule
     target.parent.mkdir(parents=True)
     target.write_text((ROOT / PACKAGE / file).read_text() + "\n" + code + "\n")
     found = violations(tmp_path, rule)
-    assert len(found) == 1
-    assert message in found[0]
+    assert any(message in line for line in found), found
 
 
 def test_what_is_allowed_is_not_reported(tmp_path: Path) -> None:

@@ -58,8 +58,9 @@ class Console:
     def text(self, chunk: str) -> None:
         """A piece of the result, shown at once. JSON mode shows none."""
         if chunk and not self.json_mode:
-            self._stdout(_printable(chunk) if sys.stdout.isatty() else chunk)
+            # First, since an interrupt can come between writing and whatever follows it.
             self._ends_with_newline = chunk.endswith("\n")
+            self._stdout(_printable(chunk) if sys.stdout.isatty() else chunk)
 
     def line(self, text: str) -> None:
         """A line of the result."""

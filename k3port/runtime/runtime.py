@@ -28,7 +28,7 @@ from k3port.runtime.preflight import Checkpoint, check_checkpoint
 from k3port.runtime.request import FinishReason, Generation, Request, SamplingParams, TokenEvent
 from k3port.runtime.threads import PhaseThreads
 from k3port.settings import get_settings
-from k3port.text.tokenizer import StreamDecoder, Tokenizer
+from k3port.text.loading import TextStream, TextTokenizer, load_tokenizer
 
 Prompt = str | Sequence[int]
 
@@ -50,7 +50,7 @@ class Runtime:
         weights: Weights,
         plan: Plan,
         registry: Registry,
-        tokenizer: Tokenizer | None,
+        tokenizer: TextTokenizer | None,
         dtype: torch.dtype,
         *,
         max_requests: int = DEFAULT_REQUESTS,
@@ -134,8 +134,7 @@ class Runtime:
             platform=platform,
             pins={**get_settings().kernels, **(kernels or {})},
         )
-        has_tokenizer = (checkpoint.folder / "tiktoken.model").exists()
-        tokenizer = Tokenizer.from_folder(checkpoint.folder, config.vocab_size) if has_tokenizer else None
+        tokenizer = load_tokenizer(checkpoint.folder, config.vocab_size)
         specs = {spec.name: spec for spec in registry.kernels}
         weights = load_weights(checkpoint, dtype=DTYPES[name], pack_experts=pack_function(plan, specs))
         return cls(
@@ -253,7 +252,7 @@ class Runtime:
         for index, (prompt, one) in enumerate(zip(many, each, strict=True)):
             if isinstance(prompt, str) and self.tokenizer is None:
                 raise UsageError(
-                    f"{self.checkpoint.folder} has no tokenizer (tiktoken.model)", hint="give token ids instead of text"
+                    f"{self.checkpoint.folder} has no tokenizer (tiktoken.model or tokenizer.json)", hint="give token ids instead of text"
                 )
             ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) and self.tokenizer else list(prompt)
             stop = frozenset(one.stop_ids) | (frozenset() if one.ignore_eos else self.stop_ids)
@@ -282,7 +281,7 @@ class Runtime:
         return [i for i in ids if isinstance(i, int)]
 
     def _run(self, requests: list[Request]) -> Iterator[TokenEvent]:
-        decoders = {r.index: None if self.tokenizer is None else StreamDecoder(self.tokenizer) for r in requests}
+        decoders = {r.index: None if self.tokenizer is None else self.tokenizer.stream_decoder() for r in requests}
         # Queued at the first token: an iterator that is never started must leave nothing behind.
         self._engine.submit(requests)
         try:
@@ -293,7 +292,7 @@ class Runtime:
             self._engine.cancel_all()
             self.threads.restore()
 
-    def _event(self, emitted: Emitted, decoder: StreamDecoder | None) -> TokenEvent:
+    def _event(self, emitted: Emitted, decoder: TextStream | None) -> TokenEvent:
         text = ""
         if decoder is not None:
             if emitted.token_id is not None and emitted.finish_reason != "stop":
@@ -344,7 +343,7 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return [items] if items and all(isinstance(item, int) for item in items) else items  # type: ignore[list-item]
 
 
-def _stop_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> frozenset[int]:
+def _stop_ids(checkpoint: Checkpoint, tokenizer: TextTokenizer | None) -> frozenset[int]:
     """Ends of turn and of text from all three places that know some: config, generation config, tokenizer."""
     ids = set(checkpoint.config.eos_ids)
     file = checkpoint.folder / "generation_config.json"

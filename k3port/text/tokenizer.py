@@ -49,7 +49,7 @@ PATTERN = "|".join(
 # \s is the test of str.isspace, which the cut is defined by; the pattern above has a slightly narrower one.
 _LONG_RUN = re.compile(rf"(?<!\s)\s{{{RUN_CHARS + 1},}}|(?<!\S)\S{{{RUN_CHARS + 1},}}")
 
-_STOP_NAMES = ("[EOS]", "<|end_of_msg|>", "[EOT]")
+_STOP_NAMES = ("[EOS]", "<|end_of_msg|>", "[EOT]", "<|im_end|>")
 
 
 class Tokenizer:
@@ -66,7 +66,7 @@ class Tokenizer:
         eos_id: the tokenizer's `[EOS]`, or None. A chat turn of K3 ends with `turn_end_id` instead.
         pad_id: `[PAD]`, or None.
         turn_end_id: `<|end_of_msg|>`, or None for a vocabulary that has no such token.
-        stop_ids: the ids of `[EOS]`, `<|end_of_msg|>` and `[EOT]`, those that exist.
+        stop_ids: the ids of `[EOS]`, `<|end_of_msg|>`, `[EOT]` and `<|im_end|>` (Kimi-Linear), those that exist.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -171,6 +171,10 @@ class Tokenizer:
         for position, id in enumerate(ids):
             self._check_id(id, f" at position {position}")
         return b""
+
+    def stream_decoder(self, skip_special: bool = True) -> StreamDecoder:
+        """A decoder for one stream of ids."""
+        return StreamDecoder(self, skip_special)
 
     def token_bytes(self, id: int, skip_special: bool = True) -> bytes:
         """The bytes of one id: possibly part of a character, and empty for a special token that is skipped.
