@@ -13,7 +13,7 @@ from k3port.oracle.profile import get_profile
 from k3port.oracle.resolve import resolve
 from k3port.oracle.spec import Plan
 from k3port.plugins import Registry, default_registry
-from k3port.runtime.planner import model_queries
+from k3port.runtime.planner import Workload, model_queries
 from k3port.runtime.preflight import Checkpoint, check_checkpoint
 
 
@@ -35,12 +35,9 @@ def make_preview(model: str | Path, *, platform: str, dtype: str | None, kernels
     profile = get_profile(platform)
     checkpoint = check_checkpoint(model)
     registry = default_registry()
-    queries = model_queries(
-        checkpoint.config,
-        dtype=dtype or profile.activations,
-        weight_format="mxfp4" if checkpoint.mxfp4 else checkpoint.config.dtype,
-    )
-    plan = resolve(queries, registry.kernels, profile.device(), platform=platform, pins=kernels)
+    weight_format = "mxfp4" if checkpoint.mxfp4 else checkpoint.config.dtype
+    work = Workload(dtype or profile.activations, weight_format)
+    plan = resolve(model_queries(checkpoint.config, work), registry.kernels, profile.target(), pins=kernels)
     return Preview(checkpoint, plan, registry)
 
 

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import yaml
 
 from k3port.errors import K3Error, UsageError
-from k3port.oracle.spec import Device, Vendor
+from k3port.oracle.spec import Device, Target, Vendor
 
 SCHEMA = 1
 _FIELDS = {"vendor", "arch", "description", "activations", "sources"}
@@ -29,8 +29,9 @@ class Profile:
     description: str
     activations: str
 
-    def device(self) -> Device:
-        return Device(self.vendor, self.arch, self.name, "profile")
+    def target(self) -> Target:
+        """The platform as a target of the resolver."""
+        return Target(self.name, Device(self.vendor, self.arch, self.name, "profile"))
 
 
 def builtin_file() -> Path:

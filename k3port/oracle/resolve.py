@@ -1,190 +1,254 @@
-"""From queries, kernels and a device to a plan: a pure function, no imports of kernels, no environment."""
+"""From queries, kernels and a target to choices: a pure function, no imports of kernels, no environment."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from k3port.errors import PlanError, UsageError
+from k3port.errors import PlanError
 from k3port.ops.catalog import OPS, slot_name
-from k3port.oracle.spec import Device, KernelSpec, OpQuery, Plan, Rejection, Selection
+from k3port.oracle.pins import expand_pins
+from k3port.oracle.predicates import reject
+from k3port.oracle.spec import ALL_TOKENS, KernelSpec, OpQuery, Plan, Rejection, Selection, Target, Tokens
+
+# Where layouts conflict the decode kernel decides, then the prefill kernel. Fine ops without a phase come last: only
+# then is it known which composites need them.
+_PHASE_ORDER = {"decode": 0, "prefill": 1, None: 2}
 
 
-def reject(spec: KernelSpec, query: OpQuery, device: Device) -> Rejection | None:
-    """The first reason why ``spec`` cannot serve ``query`` on ``device``, or None."""
-    req = spec.requires
-    if spec.phases and query.phase not in spec.phases:
-        return Rejection(spec.name, "PHASE", f"serves {', '.join(spec.phases)}, not {query.phase}")
-    if req.vendors and device.vendor not in req.vendors:
-        return Rejection(spec.name, "VENDOR", f"needs {' or '.join(req.vendors)}, the device is {device.vendor}")
-    if req.archs and device.arch not in req.archs:
-        return Rejection(spec.name, "ARCH", f"needs {' or '.join(req.archs)}, the device is {device.arch}")
-    if req.dtypes and query.dtype not in req.dtypes:
-        return Rejection(spec.name, "DTYPE", f"needs {' or '.join(req.dtypes)} activations, asked for {query.dtype}")
-    if req.weight_formats and query.weight_format and query.weight_format not in req.weight_formats:
-        detail = f"reads {' or '.join(req.weight_formats)} weights, the checkpoint has {query.weight_format}"
-        return Rejection(spec.name, "WEIGHT_FORMAT", detail)
-    if req.max_tp is not None and query.tp > req.max_tp:
-        return Rejection(spec.name, "AXIS", f"serves up to {req.max_tp} ranks, asked for {query.tp}")
-    reason = spec.check(query, device) if spec.check is not None else None
-    return None if reason is None else Rejection(spec.name, "AXIS", reason)
+@dataclass(frozen=True)
+class _Cell:
+    """One slot in one token window, with the kernels that could fill it, best first."""
+
+    query: OpQuery
+    accepted: tuple[KernelSpec, ...]
+    rejected: tuple[Rejection, ...]
 
 
 def resolve(
     queries: Sequence[OpQuery],
     specs: Iterable[KernelSpec],
-    device: Device,
+    target: Target,
     *,
-    platform: str,
     pins: Mapping[str, str] | None = None,
 ) -> Plan:
-    """Chooses one kernel per slot so that all chosen kernels agree on every shared layout.
+    """Chooses one kernel per slot and token window so that all chosen kernels agree on every shared layout.
 
-    Kernels are tried by falling priority, coarse ops before the fine ops they are made of, decode before prefill; the
-    first combination without a layout conflict wins.
+    Kernels are ranked by the target's preferences, then by priority; the first combination without a layout conflict
+    wins, the decode kernels' ranks counting first. The plan answers twice: with the kernels that are built, and with
+    all declared ones (``would_run``).
 
     Args:
         queries: the slots that the model has, fine ops of composites marked ``direct=False``.
-        pins: kernel name by slot (``kda_decode``) or op (``kda``: all its phases). A pin is kept or the plan fails.
+        pins: kernel name by slot (``kda_decode`` or ``kda@decode``) or op (``kda``: all its phases). A pin is kept
+            wherever the kernel's token window reaches, or the plan fails.
 
     Raises:
         UsageError: a pin names an unknown op or kernel.
-        PlanError: a slot has no kernel, a pin cannot be kept, or no combination agrees on layouts.
+        PlanError: a slot has no kernel, a pin cannot be kept, kernels overlap, or no combination agrees on layouts.
     """
     by_op: dict[str, list[KernelSpec]] = {}
-    for spec in sorted(specs, key=lambda s: (-s.priority, s.name)):
-        by_op.setdefault(spec.op, []).append(spec)
-    pinned = _expand_pins(pins or {}, queries, by_op)
-    candidates: dict[str, list[KernelSpec]] = {}
-    rejected: dict[str, list[Rejection]] = {}
-    for query in queries:
-        accepted, refused = _accept(query, by_op.get(query.op, []), device, pinned.get(query.slot))
-        candidates[query.slot], rejected[query.slot] = accepted, refused
-    # Coarse before fine, then decode before prefill: the decode kernel's rank decides where layouts conflict.
-    order = sorted(queries, key=lambda q: (not OPS[q.op].parts, q.phase != "decode"))
-    chosen = _search(order, candidates, {}, {}, frozenset(q.slot for q in queries if q.direct))
-    if chosen is None:
-        raise _no_plan(order, candidates, rejected, platform)
-    dtype, tp = (queries[0].dtype, queries[0].tp) if queries else ("", 1)
-    selections = tuple(_selection(q, chosen, candidates[q.slot], rejected[q.slot], pinned) for q in queries)
-    return Plan(platform=platform, device=device, dtype=dtype, tp=tp, selections=selections)
-
-
-def _accept(
-    query: OpQuery, specs: list[KernelSpec], device: Device, pin: str | None
-) -> tuple[list[KernelSpec], list[Rejection]]:
-    accepted: list[KernelSpec] = []
-    refused: list[Rejection] = []
     for spec in specs:
-        rejection = reject(spec, query, device)
-        if rejection is None and pin is not None and spec.name != pin:
-            rejection = Rejection(spec.name, "NOT_PINNED", f"{pin} is pinned")
+        by_op.setdefault(spec.op, []).append(spec)
+    pinned = expand_pins(pins or {}, queries, by_op)
+    now = _resolve_once(queries, by_op, target, pinned, built_only=True)
+    would = _resolve_once(queries, by_op, target, pinned, built_only=False)
+    first = queries[0] if queries else OpQuery("", None, {}, "")
+    return Plan(
+        platform=target.platform,
+        device=target.device,
+        dtype=first.dtype,
+        tp=first.tp,
+        ep=first.ep,
+        selections=now,
+        would_run=would,
+        packages=dict(target.packages),
+        packages_source=target.packages_source,
+    )
+
+
+def _resolve_once(
+    queries: Sequence[OpQuery],
+    by_op: Mapping[str, list[KernelSpec]],
+    target: Target,
+    pinned: Mapping[str, str],
+    *,
+    built_only: bool,
+) -> tuple[Selection, ...]:
+    cells: list[_Cell] = []
+    for query in queries:
+        specs = _ranked(by_op.get(query.op, []), target, query.op)
+        for window in _windows(query, specs):
+            cells.append(_cell(replace(query, tokens=window), specs, target, pinned.get(query.slot), built_only))
+    order = sorted(cells, key=lambda c: (_PHASE_ORDER[c.query.phase], not OPS[c.query.op].parts))
+    needed = frozenset(q.slot for q in queries if q.direct)
+    chosen = _search(order, 0, {}, {}, needed)
+    if chosen is None:
+        raise _no_plan(order, target.platform, pinned)
+    _check_overlaps(chosen)
+    version = dict(target.packages)
+    answers = [_selection(cell, chosen, pinned, version) for cell in cells]
+    return tuple(_merged(answers))
+
+
+def _ranked(specs: list[KernelSpec], target: Target, op: str) -> list[KernelSpec]:
+    order = {name: i for i, name in enumerate(target.preferences.get(op, ()))}
+    return sorted(specs, key=lambda s: (order.get(s.name, len(order)), -s.priority, s.name))
+
+
+def _windows(query: OpQuery, specs: Iterable[KernelSpec]) -> list[Tokens]:
+    """The query's token range, cut wherever some kernel's window begins or ends."""
+    low, high = query.tokens
+    starts = {low}
+    for spec in specs:
+        first, last = spec.window(query)
+        starts.add(first)
+        if last is not None:
+            starts.add(last + 1)
+    inside = sorted(s for s in starts if s >= low and (high is None or s <= high))
+    ends = [*(s - 1 for s in inside[1:]), high]
+    return list(zip(inside, ends, strict=True))
+
+
+def _cell(query: OpQuery, specs: Iterable[KernelSpec], target: Target, pin: str | None, built_only: bool) -> _Cell:
+    accepted: list[KernelSpec] = []
+    rejected: list[Rejection] = []
+    pin_reaches = pin is not None
+    for spec in specs:
+        rejection = reject(spec, query, target, built_only=built_only)
         if rejection is None:
             accepted.append(spec)
         else:
-            refused.append(rejection)
-    return accepted, refused
+            rejected.append(rejection)
+            # Outside its token window a pinned kernel is not asked; any other reason makes the pin fail.
+            pin_reaches = pin_reaches and not (spec.name == pin and rejection.code == "TOKENS")
+    if pin_reaches:
+        rejected += [Rejection(s.name, "NOT_PINNED", f"{pin} is pinned") for s in accepted if s.name != pin]
+        accepted = [s for s in accepted if s.name == pin]
+    return _Cell(query, tuple(accepted), tuple(rejected))
 
 
 def _search(
-    order: Sequence[OpQuery],
-    candidates: Mapping[str, list[KernelSpec]],
-    chosen: dict[str, KernelSpec | None],
-    layouts: dict[str, str],
+    order: Sequence[_Cell],
+    position: int,
+    chosen: dict[tuple[str, Tokens], KernelSpec | None],
+    layouts: Mapping[str, str],
     needed: frozenset[str],
-) -> dict[str, KernelSpec | None] | None:
-    """Depth-first over the slots; None as a choice means that nothing calls the slot."""
-    if len(chosen) == len(order):
+) -> dict[tuple[str, Tokens], KernelSpec | None] | None:
+    """Depth-first over the cells; None as a choice means that nothing calls the slot."""
+    if position == len(order):
         return chosen
-    query = order[len(chosen)]
-    if query.slot not in needed:
-        return _search(order, candidates, {**chosen, query.slot: None}, layouts, needed)
-    for spec in candidates[query.slot]:
-        if any(layouts.get(key, tag) != tag for key, tag in spec.layouts.items()):
+    cell = order[position]
+    key = (cell.query.slot, cell.query.tokens)
+    if cell.query.slot not in needed:
+        return _search(order, position + 1, {**chosen, key: None}, layouts, needed)
+    for spec in cell.accepted:
+        if not _agrees(spec, layouts):
             continue
-        parts = {slot_name(part, query.phase if OPS[part].phased else None) for part in spec.parts}
-        found = _search(order, candidates, {**chosen, query.slot: spec}, {**layouts, **spec.layouts}, needed | parts)
-        if found is not None:
-            return found
+        merged = {**layouts, **spec.layouts}
+        parts = {slot_name(part, cell.query.phase if OPS[part].phased else None) for part in spec.parts}
+        now_needed = needed | parts
+        # Looking ahead: a choice that leaves some later cell without any kernel is not worth following.
+        later = (c for c in order[position + 1 :] if c.query.slot in now_needed)
+        if all(any(_agrees(other, merged) for other in c.accepted) for c in later):
+            found = _search(order, position + 1, {**chosen, key: spec}, merged, now_needed)
+            if found is not None:
+                return found
     return None
 
 
+def _agrees(spec: KernelSpec, layouts: Mapping[str, str]) -> bool:
+    return all(layouts.get(key, tag) == tag for key, tag in spec.layouts.items())
+
+
+def _check_overlaps(chosen: Mapping[tuple[str, Tokens], KernelSpec | None]) -> None:
+    """Two chosen kernels that both do one fine op, in the same phase, would do it twice."""
+    owners: dict[str, str] = {}
+    for (slot, _), spec in chosen.items():
+        if spec is None:
+            continue
+        phase = slot.removeprefix(spec.op)
+        for part in spec.covers:
+            owner = owners.setdefault(f"{part}{phase}", spec.name)
+            if owner != spec.name:
+                raise PlanError(
+                    f"two chosen kernels cover {part}", reasons=[owner, spec.name], hint="pin or disable one of them"
+                )
+
+
 def _selection(
-    query: OpQuery,
-    chosen: Mapping[str, KernelSpec | None],
-    accepted: list[KernelSpec],
-    rejected: list[Rejection],
+    cell: _Cell,
+    chosen: Mapping[tuple[str, Tokens], KernelSpec | None],
     pinned: Mapping[str, str],
+    versions: Mapping[str, str],
 ) -> Selection:
-    names = tuple(spec.name for spec in accepted)
-    spec = chosen[query.slot]
+    query = cell.query
+    spec = chosen[query.slot, query.tokens]
+    names = tuple(s.name for s in cell.accepted)
+    base = Selection(query.op, query.phase, "", "", query.tokens, names, cell.rejected)
     if spec is None:
         cover = next((c.name for c in chosen.values() if c is not None and query.op in c.covers), None)
         reason = f"covered by {cover}" if cover else "no chosen kernel calls it"
-        extra = [Rejection(name, "COVERED", reason) for name in names]
-        return Selection(query.op, query.phase, "", reason, names, (*rejected, *extra))
+        extra = tuple(Rejection(name, "COVERED", reason) for name in names)
+        return replace(base, reason=reason, rejected=(*cell.rejected, *extra))
     layouts = {key: tag for c in chosen.values() if c is not None for key, tag in c.layouts.items()}
     extra = []
-    for other in accepted:
+    for other in cell.accepted:
         clash = [f"{k}={t}, the plan has {layouts[k]}" for k, t in other.layouts.items() if layouts.get(k, t) != t]
         if clash:
             extra.append(Rejection(other.name, "LAYOUT", "; ".join(clash)))
         elif other is not spec:
-            extra.append(Rejection(other.name, "OUTRANKED", f"priority {other.priority}, chosen {spec.priority}"))
-    if query.slot in pinned:
-        reason = "pinned"
-    elif len(accepted) == 1:
-        reason = "the only kernel that fits"
-    else:
-        reason = f"highest priority ({spec.priority}) of {len(accepted)} that fit"
-    return Selection(query.op, query.phase, spec.name, reason, names, (*rejected, *extra), dict(spec.layouts))
+            extra.append(Rejection(other.name, "OUTRANKED", f"{spec.name} comes first"))
+    package = next((p for p in spec.requires.packages), "")
+    padding = spec.padding(query) if spec.padding else None
+    return replace(
+        base,
+        kernel=spec.name,
+        reason=_reason(spec, cell, pinned),
+        rejected=(*cell.rejected, *extra),
+        layouts=dict(spec.layouts),
+        version=next((f"{n} {v}" for n, v in versions.items() if package.startswith(n)), ""),
+        padding=padding.note if padding else "",
+    )
 
 
-def _expand_pins(
-    pins: Mapping[str, str], queries: Sequence[OpQuery], by_op: Mapping[str, list[KernelSpec]]
-) -> dict[str, str]:
-    slots = {query.slot: query.op for query in queries}
-    ops = {query.op for query in queries}
-    result: dict[str, str] = {}
-    for target, kernel in pins.items():
-        target = target.replace("@", "_")
-        matching = [slot for slot, op in slots.items() if target in (slot, op)]
-        if not matching:
-            near = difflib.get_close_matches(target, [*slots, *ops], n=1)
-            hint = f"did you mean {near[0]}?" if near else f"ops: {', '.join(sorted(ops))}"
-            raise UsageError(f"pinned op {target!r} is not an op of this model", hint=hint)
-        names = [spec.name for spec in by_op.get(slots[matching[0]], [])]
-        if kernel not in names:
-            near = difflib.get_close_matches(kernel, names, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"kernels of {slots[matching[0]]}: {', '.join(names)}"
-            raise UsageError(f"no kernel {kernel!r} for op {target}", hint=hint)
-        for slot in matching:
-            # A pin of one phase beats a pin of the whole op, whichever was given first.
-            if target == slot or slot not in result:
-                result[slot] = kernel
-    return result
+def _reason(spec: KernelSpec, cell: _Cell, pinned: Mapping[str, str]) -> str:
+    if pinned.get(cell.query.slot) == spec.name:
+        return "pinned"
+    if len(cell.accepted) == 1:
+        return "the only kernel that fits"
+    skipped = [s.name for s in cell.accepted[: cell.accepted.index(spec)]]
+    if skipped:
+        return f"first of {len(cell.accepted)} that fits the layouts of the plan"
+    return f"first of {len(cell.accepted)} that fit"
 
 
-def _no_plan(
-    order: Sequence[OpQuery],
-    candidates: Mapping[str, list[KernelSpec]],
-    rejected: Mapping[str, list[Rejection]],
-    platform: str,
-) -> PlanError:
+def _merged(answers: Iterable[Selection]) -> Iterable[Selection]:
+    """Neighbouring windows with the same answer become one."""
+    last: Selection | None = None
+    for answer in answers:
+        if last is not None and last.slot == answer.slot and replace(answer, tokens=last.tokens) == last:
+            last = replace(last, tokens=(last.tokens[0], answer.tokens[1]))
+            continue
+        if last is not None:
+            yield last
+        last = answer
+    if last is not None:
+        yield last
+
+
+def _no_plan(order: Sequence[_Cell], platform: str, pinned: Mapping[str, str]) -> PlanError:
     reasons: list[str] = []
-    for query in order:
-        if query.direct and not candidates[query.slot]:
-            tried = [f"{query.slot}: {r.kernel}: {r.code} {r.detail}" for r in rejected[query.slot]]
-            reasons += tried or [f"{query.slot}: no kernel is registered"]
-    if not reasons:
-        for query in order:
-            tags = [f"{spec.name} {dict(spec.layouts)}" for spec in candidates[query.slot] if spec.layouts]
-            reasons += [f"{query.slot}: {tag}" for tag in tags]
-        return PlanError(
-            f"no combination of kernels on {platform} agrees on layouts or fills every part",
-            reasons=reasons,
-            hint="remove a pin",
-        )
+    for cell in order:
+        if cell.query.direct and not cell.accepted:
+            window = "" if cell.query.tokens == ALL_TOKENS else f" for {cell.query.tokens} tokens"
+            tried = [f"{cell.query.slot}{window}: {r.kernel}: {r.code} {r.detail}" for r in cell.rejected]
+            reasons += tried or [f"{cell.query.slot}: no kernel is registered"]
+    hint = "remove a pin" if pinned else "choose another platform or dtype"
+    if reasons:
+        return PlanError(f"no kernel fits on {platform}", reasons=reasons, hint=hint)
+    for cell in order:
+        reasons += [f"{cell.query.slot}: {s.name} {dict(s.layouts)}" for s in cell.accepted if s.layouts]
     return PlanError(
-        f"no kernel fits on {platform}", reasons=reasons, hint="choose another platform or dtype, or remove a pin"
+        f"no combination of kernels on {platform} agrees on layouts or fills every part", reasons=reasons, hint=hint
     )

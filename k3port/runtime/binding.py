@@ -48,26 +48,45 @@ def bind_table(
     """
     overrides = overrides or {}
     functions: dict[str, Op] = {}
-
-    def bind(selection: Selection) -> Op:
-        slot = selection.slot
-        if slot in functions:
-            return functions[slot]
-        spec = kernels[selection.kernel]
-        function = overrides.get(slot)
-        if function is None:
-            function = load_object(spec.load)
-            if spec.parts:
-                slots = {part: slot_name(part, selection.phase if OPS[part].phased else None) for part in spec.parts}
-                function = function(**{part: bind(selections[name]) for part, name in slots.items()})
-        functions[slot] = wrap(slot, function) if wrap is not None else function
-        return functions[slot]
-
-    selections = {selection.slot: selection for selection in plan.selections}
+    windows: dict[str, list[Selection]] = {}
     for selection in plan.selections:
         if selection.kernel:
-            bind(selection)
+            windows.setdefault(selection.slot, []).append(selection)
+
+    def bind(slot: str) -> Op:
+        if slot not in functions:
+            if slot not in windows:
+                raise PlanError(f"the plan has no kernel for {slot}, which a chosen kernel calls")
+            function = overrides.get(slot) or _by_tokens([(s.tokens[1], load(s)) for s in windows[slot]])
+            functions[slot] = wrap(slot, function) if wrap is not None else function
+        return functions[slot]
+
+    def load(selection: Selection) -> Op:
+        spec = kernels[selection.kernel]
+        function = load_object(spec.load)
+        if not spec.parts:
+            return function
+        slots = {part: slot_name(part, selection.phase if OPS[part].phased else None) for part in spec.parts}
+        return function(**{part: bind(slot) for part, slot in slots.items()})
+
+    for slot in windows:
+        bind(slot)
     return OpTable(functions)
+
+
+def _by_tokens(windows: list[tuple[int | None, Op]]) -> Op:
+    """One function for all windows, by the number of rows of the first argument. A single window costs nothing."""
+    if len(windows) == 1:
+        return windows[0][1]
+
+    def call(x: Any, *args: Any, **kwargs: Any) -> Any:
+        tokens = x.shape[0]
+        for last, function in windows:
+            if last is None or tokens <= last:
+                return function(x, *args, **kwargs)
+        raise PlanError(f"no kernel was planned for a step of {tokens} tokens", hint="plan with a larger token range")
+
+    return call
 
 
 def pack_function(plan: Plan, kernels: Mapping[str, KernelSpec]) -> Op:

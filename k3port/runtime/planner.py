@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from k3port.model.config import ModelConfig
 from k3port.model.shapes import rank_dims
@@ -10,17 +11,45 @@ from k3port.ops.catalog import OPS
 from k3port.oracle.spec import OpQuery
 
 
-def model_queries(config: ModelConfig, *, dtype: str, tp: int = 1, weight_format: str = "bfloat16") -> list[OpQuery]:
-    """One query per op and phase that the model calls, and per fine op that a composite of them may call.
+@dataclass(frozen=True)
+class Workload:
+    """How a model is to be run: what the oracle asks kernels about, beside the model's own sizes.
 
-    Args:
+    Attributes:
         dtype: name of the activation dtype.
         weight_format: how the routed experts are stored: ``mxfp4``, ``bfloat16`` or ``float32``.
+        kv_dtype: dtype of the latent cache; empty: the activation dtype.
+        state_dtype: dtype of the recurrent state.
+        query_tokens: 1 + drafts per request that a decode step verifies.
+        graph: whether decode steps are captured into graphs.
+        rounds: roundings of expert activations that are allowed, such as ``mxfp8``.
+    """
+
+    dtype: str
+    weight_format: str = "bfloat16"
+    kv_dtype: str = ""
+    state_dtype: str = "float32"
+    tp: int = 1
+    ep: int = 1
+    nodes: int = 1
+    query_tokens: int = 1
+    graph: bool = False
+    deterministic: bool = False
+    rounds: frozenset[str] = frozenset()
+
+
+_KV_OPS = frozenset({"mla", "mla_append", "mla_attend"})
+_STATE_OPS = frozenset({"kda", "kda_core"})
+_EXPERT_OPS = frozenset({"moe", "moe_experts"})
+
+
+def model_queries(config: ModelConfig, work: Workload) -> list[OpQuery]:
+    """One query per op and phase that the model calls, and per fine op that a composite of them may call.
 
     Raises:
         ConfigError: the model cannot be split over ``tp`` ranks.
     """
-    direct = _direct_axes(config, tp, mxfp4=weight_format == "mxfp4")
+    direct = _direct_axes(config, work.tp, mxfp4=work.weight_format == "mxfp4")
     queries: dict[str, OpQuery] = {}
     for op, axes in direct.items():
         for part in (op, *OPS[op].parts):
@@ -29,9 +58,17 @@ def model_queries(config: ModelConfig, *, dtype: str, tp: int = 1, weight_format
                     op=part,
                     phase=phase,
                     axes=axes,
-                    dtype=dtype,
-                    weight_format=weight_format if part in ("moe", "moe_experts") else "",
-                    tp=tp,
+                    dtype=work.dtype,
+                    weight_format=work.weight_format if part in _EXPERT_OPS else "",
+                    kv_dtype=(work.kv_dtype or work.dtype) if part in _KV_OPS else "",
+                    state_dtype=work.state_dtype if part in _STATE_OPS else "",
+                    tp=work.tp,
+                    ep=work.ep,
+                    nodes=work.nodes,
+                    query_tokens=work.query_tokens,
+                    graph=work.graph,
+                    deterministic=work.deterministic,
+                    rounds=work.rounds if part in _EXPERT_OPS else frozenset(),
                     direct=part in direct,
                 )
                 if part == op or part not in direct:

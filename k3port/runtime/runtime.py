@@ -22,7 +22,7 @@ from k3port.runtime.binding import Op, bind_table, pack_function
 from k3port.runtime.compare import FirstBadOpError, ForcedRouting, LayerCounter, check_finite
 from k3port.runtime.engine import Emitted, Engine
 from k3port.runtime.loader import Weights, load_weights
-from k3port.runtime.planner import model_queries
+from k3port.runtime.planner import Workload, model_queries
 from k3port.runtime.pools import PAGE_TOKENS, Pools, pages_for
 from k3port.runtime.preflight import Checkpoint, check_checkpoint
 from k3port.runtime.request import FinishReason, Generation, Request, SamplingParams, TokenEvent
@@ -128,10 +128,9 @@ class Runtime:
         config = checkpoint.config
         registry = default_registry() if registry is None else registry
         plan = resolve(
-            model_queries(config, dtype=name, weight_format="mxfp4" if checkpoint.mxfp4 else config.dtype),
+            model_queries(config, Workload(name, "mxfp4" if checkpoint.mxfp4 else config.dtype)),
             registry.kernels,
-            profile.device(),
-            platform=platform,
+            profile.target(),
             pins={**get_settings().kernels, **(kernels or {})},
         )
         tokenizer = load_tokenizer(checkpoint.folder, config.vocab_size)

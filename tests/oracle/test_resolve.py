@@ -8,9 +8,9 @@ import pytest
 
 from k3port.errors import ExitCode, PlanError, UsageError
 from k3port.oracle.resolve import resolve
-from k3port.oracle.spec import Device, KernelSpec, OpQuery, Plan, Requires
+from k3port.oracle.spec import Device, KernelSpec, OpQuery, Plan, Requires, Target
 
-CPU = Device("cpu", "cpu", "test", "fake")
+CPU = Target("cpu", Device("cpu", "cpu", "test", "fake"))
 
 
 def kernel(name: str, op: str, priority: int = 0, **fields: object) -> KernelSpec:
@@ -31,14 +31,12 @@ def codes(plan: Plan, op: str, phase: str | None = None) -> dict[str, str]:
 
 
 def test_highest_priority_wins_and_the_other_is_explained():
-    plan = resolve(
-        queries("linear"), [kernel("a.slow", "linear"), kernel("b.fast", "linear", 100)], CPU, platform="cpu"
-    )
+    plan = resolve(queries("linear"), [kernel("a.slow", "linear"), kernel("b.fast", "linear", 100)], CPU)
     selection = plan.selection("linear")
     assert selection.kernel == "b.fast"
     assert selection.accepted == ("b.fast", "a.slow")
     assert codes(plan, "linear") == {"a.slow": "OUTRANKED"}
-    assert "priority" in selection.reason
+    assert selection.reason == "first of 2 that fit"
 
 
 @pytest.mark.parametrize(
@@ -48,12 +46,12 @@ def test_highest_priority_wins_and_the_other_is_explained():
         (Requires(archs=("gfx950",)), "ARCH"),
         (Requires(dtypes=("bfloat16",)), "DTYPE"),
         (Requires(weight_formats=("mxfp4",)), "WEIGHT_FORMAT"),
-        (Requires(max_tp=1), "AXIS"),
+        (Requires(tp=(1,)), "AXIS"),
     ],
 )
 def test_each_limit_has_its_code(requires: Requires, code: str):
     specs = [kernel("a.any", "linear"), kernel("b.limited", "linear", 100, requires=requires)]
-    plan = resolve(queries("linear", weight_format="bfloat16", tp=2), specs, CPU, platform="cpu")
+    plan = resolve(queries("linear", weight_format="bfloat16", tp=2), specs, CPU)
     assert plan.selection("linear").kernel == "a.any"
     assert codes(plan, "linear") == {"b.limited": code}
 
@@ -61,7 +59,7 @@ def test_each_limit_has_its_code(requires: Requires, code: str):
 def test_a_check_gives_its_own_words():
     spec = kernel("b.eight", "moe_route", 100, check=lambda q, d: f"top-k {q.axes['X']} exceeds 8")
     query = OpQuery("moe_route", None, {"X": 16}, "float32")
-    plan = resolve([query], [kernel("a.any", "moe_route"), spec], CPU, platform="cpu")
+    plan = resolve([query], [kernel("a.any", "moe_route"), spec], CPU)
     (rejection,) = plan.selection("moe_route").rejected
     assert (rejection.kernel, rejection.detail) == ("b.eight", "top-k 16 exceeds 8")
 
@@ -77,7 +75,7 @@ def test_prefill_and_decode_agree_on_the_state_layout():
         kernel("b.prefill_fast", "kda_core", 200, phases=("prefill",), layouts={"kda_state": "kv"}),
         kernel("c.prefill", "kda_core", 50, phases=("prefill",), layouts={"kda_state": "vk"}),
     ]
-    plan = resolve(queries("kda_core@prefill", "kda_core@decode"), specs, CPU, platform="cpu")
+    plan = resolve(queries("kda_core@prefill", "kda_core@decode"), specs, CPU)
     assert plan.selection("kda_core", "prefill").kernel == "c.prefill"
     assert codes(plan, "kda_core", "prefill")["b.prefill_fast"] == "LAYOUT"
 
@@ -88,7 +86,7 @@ def test_decode_gives_way_when_no_prefill_kernel_shares_its_layout():
         kernel("b.decode", "kda_core", 0, phases=("decode",), layouts={"kda_state": "vk"}),
         kernel("c.prefill", "kda_core", 50, phases=("prefill",), layouts={"kda_state": "vk"}),
     ]
-    plan = resolve(queries("kda_core@prefill", "kda_core@decode"), specs, CPU, platform="cpu")
+    plan = resolve(queries("kda_core@prefill", "kda_core@decode"), specs, CPU)
     assert plan.selection("kda_core", "decode").kernel == "b.decode"
     assert codes(plan, "kda_core", "decode")["a.decode_fast"] == "LAYOUT"
 
@@ -99,7 +97,7 @@ def test_a_conflict_without_a_way_out_is_an_error():
         kernel("c.prefill", "kda_core", phases=("prefill",), layouts={"kda_state": "vk"}),
     ]
     with pytest.raises(PlanError, match="agrees on layouts") as caught:
-        resolve(queries("kda_core@prefill", "kda_core@decode"), specs, CPU, platform="cpu")
+        resolve(queries("kda_core@prefill", "kda_core@decode"), specs, CPU)
     assert caught.value.exit_code == ExitCode.UNSUPPORTED
 
 
@@ -109,9 +107,9 @@ def test_parts_are_chosen_only_for_a_composite():
     composite = kernel("r.moe", "moe", parts=parts)
     fused = kernel("v.moe", "moe", 200, covers=parts)
     asked = [*queries("moe"), *queries(*parts, direct=False)]
-    plan = resolve(asked, [composite, *fine], CPU, platform="cpu")
+    plan = resolve(asked, [composite, *fine], CPU)
     assert [s.kernel for s in plan.selections] == ["r.moe", "r.route", "r.experts"]
-    plan = resolve(asked, [composite, fused, *fine], CPU, platform="cpu")
+    plan = resolve(asked, [composite, fused, *fine], CPU)
     assert [s.kernel for s in plan.selections] == ["v.moe", "", ""]
     assert plan.selection("moe_route").reason == "covered by v.moe"
     assert codes(plan, "moe_route") == {"r.route": "COVERED"}
@@ -123,7 +121,6 @@ def test_a_pin_beats_priority_and_one_phase_beats_the_whole_op():
         queries("kda@prefill", "kda@decode"),
         specs,
         CPU,
-        platform="cpu",
         pins={"kda@decode": "a.ref", "kda": "b.fast"},
     )
     assert plan.selection("kda", "decode").kernel == "a.ref"
@@ -135,7 +132,7 @@ def test_a_pin_beats_priority_and_one_phase_beats_the_whole_op():
 def test_a_pin_that_cannot_be_kept_fails_loudly():
     specs = [kernel("a.ref", "kda"), kernel("b.amd", "kda", 100, requires=Requires(vendors=("amd",)))]
     with pytest.raises(PlanError) as caught:
-        resolve(queries("kda@decode"), specs, CPU, platform="cpu", pins={"kda": "b.amd"})
+        resolve(queries("kda@decode"), specs, CPU, pins={"kda": "b.amd"})
     assert any("b.amd: VENDOR" in reason for reason in caught.value.reasons)
 
 
@@ -144,14 +141,14 @@ def test_a_pin_that_cannot_be_kept_fails_loudly():
 )
 def test_an_unknown_pin_names_the_nearest(pins: dict[str, str], hint: str):
     with pytest.raises(UsageError) as caught:
-        resolve(queries("kda@decode"), [kernel("a.ref", "kda")], CPU, platform="cpu", pins=pins)
+        resolve(queries("kda@decode"), [kernel("a.ref", "kda")], CPU, pins=pins)
     assert hint in caught.value.hint
 
 
 def test_an_op_without_a_kernel_is_an_error_that_lists_the_refusals():
     spec = kernel("b.amd", "linear", requires=Requires(vendors=("amd",)))
     with pytest.raises(PlanError) as caught:
-        resolve(queries("linear", "logits"), [spec], CPU, platform="cpu")
+        resolve(queries("linear", "logits"), [spec], CPU)
     text = "\n".join(caught.value.reasons)
     assert "linear: b.amd: VENDOR" in text
     assert "logits: no kernel is registered" in text
@@ -160,9 +157,9 @@ def test_an_op_without_a_kernel_is_an_error_that_lists_the_refusals():
 def test_a_plan_survives_json_and_tells_its_difference():
     specs = [kernel("a.ref", "kda"), kernel("b.fast", "kda", 100, layouts={"kda_state": "vk"})]
     asked = queries("kda@prefill", "kda@decode")
-    plan = resolve(asked, specs, CPU, platform="cpu")
+    plan = resolve(asked, specs, CPU)
     assert Plan.from_json(plan.to_json()) == plan
-    other = resolve(asked, specs, CPU, platform="cpu", pins={"kda@decode": "a.ref"})
-    assert plan.diff(other) == ["kda_decode: b.fast -> a.ref"]
+    other = resolve(asked, specs, CPU, pins={"kda@decode": "a.ref"})
+    assert plan.diff(other) == ["kda_decode: b.fast -> a.ref", "would run: kda_decode: b.fast -> a.ref"]
     with pytest.raises(ValueError, match="plan version 99"):
-        Plan.from_json(plan.to_json().replace('"version": 1', '"version": 99'))
+        Plan.from_json(plan.to_json().replace('"version": 2', '"version": 99'))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from k3port.hookspecs import hookimpl
-from k3port.oracle.spec import PRIORITY_PORTABLE, Device, KernelSpec, OpQuery, Requires
+from k3port.oracle.spec import PRIORITY_PORTABLE, KernelSpec, OpQuery, Requires, Target
 
 _CPU = Requires(vendors=("cpu",))
 _CACHE = {"mla_cache": "paged:latent"}
@@ -13,8 +13,9 @@ _CACHE = {"mla_cache": "paged:latent"}
 MAX_DENSE_BYTES_PER_LAYER = 256 << 20
 
 
-def dense_experts_fit(query: OpQuery, device: Device) -> str | None:
+def dense_experts_fit(query: OpQuery, target: Target) -> str | None:
     """Refuses the plain copy of the experts where one layer of it would be large."""
+    del target
     axes = query.axes
     size = 3 * axes["E"] * axes["I"] * axes["L"] * (2 if query.dtype == "bfloat16" else 4)
     if size <= MAX_DENSE_BYTES_PER_LAYER:

@@ -8,7 +8,7 @@ from k3port.hookspecs import hookimpl
 from k3port.ops.catalog import OPS, Phase
 from k3port.oracle.spec import PRIORITY_REFERENCE, KernelSpec, Requires
 
-_ONE_RANK = Requires(max_tp=1)
+_ONE_RANK = Requires(tp=(1,))
 _COMPOSITES = "k3port.backends.reference.composites"
 _STORED = {"experts": "stored"}
 _STATE = {"kda_state": "vk:float32", "conv_state": "wp"}

@@ -1,0 +1,112 @@
+"""Why a kernel cannot serve a query on a target: data first, then the kernel's own check. One function, one reason."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from k3port.oracle.spec import KernelSpec, OpQuery, Rejection, RejectionCode, Target
+
+
+@lru_cache(maxsize=4096)
+def _requirement(text: str) -> Requirement:
+    return Requirement(text)
+
+
+def satisfies(version: str, requirement: str) -> bool:
+    """Whether a version meets a PEP 508 requirement; pre-releases count. A version that is not PEP 440 meets none."""
+    try:
+        return _requirement(requirement).specifier.contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        return False
+
+
+def reject(spec: KernelSpec, query: OpQuery, target: Target, *, built_only: bool = True) -> Rejection | None:
+    """The first reason why ``spec`` cannot serve ``query`` on ``target``, or None.
+
+    What the kernel is for comes first (phase, device), then what the model asks (types, sizes), then what is
+    installed, then what people switched off, and last whether its adapter exists: the reason that no setting can
+    change is the one reported.
+
+    Args:
+        built_only: whether a kernel without an adapter is refused (NOT_BUILT).
+    """
+    for code, detail, hint in _reasons(spec, query, target, built_only):
+        if detail:
+            return Rejection(spec.name, code, detail, hint)
+    return None
+
+
+def _reasons(spec: KernelSpec, query: OpQuery, target: Target, built_only: bool):  # noqa: ANN202 - a generator of triples
+    req, device = spec.requires, target.device
+    yield "PHASE", _not_in(query.phase, spec.phases, "serves {0}, not {1}"), ""
+    yield "VENDOR", _not_in(device.vendor, req.vendors, "needs {0}, the device is {1}"), ""
+    yield "ARCH", _not_in(device.arch, req.archs, "needs {0}, the device is {1}"), ""
+    if req.min_lds_bytes and device.lds_bytes and device.lds_bytes < req.min_lds_bytes:
+        yield "LDS", f"needs {req.min_lds_bytes} bytes of shared memory per block, there are {device.lds_bytes}", ""
+    yield "DTYPE", _not_in(query.dtype, req.dtypes, "needs {0} activations, asked for {1}"), "--dtype"
+    yield (
+        "WEIGHT_FORMAT",
+        _not_in(query.weight_format, req.weight_formats, "reads {0} weights, the checkpoint has {1}"),
+        "",
+    )
+    yield "KV_DTYPE", _not_in(query.kv_dtype, req.kv_dtypes, "needs a {0} cache, asked for {1}"), "--kv-dtype"
+    yield "DTYPE", _not_in(query.state_dtype, req.state_dtypes, "needs a {0} state, asked for {1}"), ""
+    for rule in req.axes:
+        yield "AXIS", rule.refusal(query.axes) or "", ""
+    yield "AXIS", _not_in(query.tp, req.tp, "serves {0} ranks, asked for {1}"), "--tp"
+    yield "AXIS", _not_in(query.ep, req.ep, "serves expert-parallel size {0}, asked for {1}"), "--ep"
+    if req.max_nodes is not None and query.nodes > req.max_nodes:
+        yield "FEATURE", f"serves {req.max_nodes} node, asked for {query.nodes}", ""
+    if query.phase == "decode" and req.query_tokens is not None and query.query_tokens > req.query_tokens:
+        yield "AXIS", f"serves {req.query_tokens} new tokens per request, asked for {query.query_tokens}", ""
+    yield "AXIS", (spec.check(query, target) if spec.check else None) or "", ""
+    if spec.rounds and spec.rounds not in query.rounds:
+        yield "NUMERICS", f"rounds activations to {spec.rounds}, which was not asked for", "--activations"
+    if query.graph and not spec.graph_safe:
+        yield "GRAPH", "cannot be captured into a graph", "--no-graphs"
+    if query.deterministic and not spec.deterministic:
+        yield "DETERMINISM", "does not give the same bits each time", ""
+    yield from _software(spec, target)
+    first, last = spec.window(query)
+    if query.tokens[0] < first or (last is not None and (query.tokens[1] is None or query.tokens[1] > last)):
+        yield "TOKENS", f"serves steps of {first} to {'any' if last is None else last} tokens", ""
+    yield "DISABLED", target.disabled.get(spec.name, ""), ""
+    yield "PROBE_FAILED", target.failed_probes.get(spec.name, ""), "k3port doctor --probe"
+    if built_only and not spec.is_built:
+        yield "NOT_BUILT", "its adapter does not exist in this version", ""
+
+
+def _software(spec: KernelSpec, target: Target):  # noqa: ANN202 - a generator of triples
+    code: RejectionCode
+    for text in spec.requires.packages:
+        requirement = _requirement(text)
+        version = target.packages.get(canonicalize_name(requirement.name))
+        if version is None:
+            detail = f"{requirement.name} is not installed ({target.packages_source})"
+            yield "PACKAGE_MISSING", detail, f"pip install '{text}'"
+        elif not satisfies(version, text):
+            code = "PACKAGE_VERSION"
+            detail = f"needs {text}, {target.packages_source} has {version}"
+            yield code, detail, f"pip install '{text}'"
+    for text in spec.requires.runtime:
+        name = _requirement(text).name
+        version = target.runtime.get(name)
+        if version is not None and not satisfies(version, text):
+            yield "RUNTIME", f"needs {text}, the target has {name} {version}", ""
+    for feature in spec.requires.features:
+        if feature not in target.features:
+            yield "FEATURE", f"needs {feature}, which {target.platform} does not have", ""
+    for symbol in spec.requires.symbols:
+        if symbol in target.missing_symbols:
+            yield "SYMBOL_MISSING", f"{symbol} is not in the installed package", ""
+
+
+def _not_in(value: object, allowed: tuple[str, ...] | tuple[int, ...], text: str) -> str:
+    """``text`` filled in where a limit exists and the value, if there is one, is outside."""
+    if not allowed or value in ("", None) or value in allowed:
+        return ""
+    return text.format(" or ".join(map(str, allowed)), value)
