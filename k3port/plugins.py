@@ -6,16 +6,21 @@ import importlib.metadata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pluggy
 
 from k3port import hookspecs
-from k3port.errors import PlanError
+from k3port.errors import K3Error, PlanError
+from k3port.oracle.checks import DoctorCheck
+from k3port.oracle.profile import load_profiles
+from k3port.oracle.sources import Probe
 from k3port.oracle.spec import Device, KernelSpec
 
 ENTRY_POINT_GROUP = "k3port"
+_HOOKS = ("k3port_kernels", "k3port_detect", "k3port_probes", "k3port_doctor_checks", "k3port_platforms")
 
 
 @dataclass(frozen=True)
@@ -25,15 +30,19 @@ class Registry:
     kernels: tuple[KernelSpec, ...]
     devices: tuple[Device, ...]
     problems: tuple[str, ...]
+    probes: tuple[Probe, ...] = ()
+    checks: tuple[DoctorCheck, ...] = ()
+    platforms: tuple[Path, ...] = ()
+    """Platform files of plugins."""
 
     def kernel(self, name: str) -> KernelSpec:
         return next(spec for spec in self.kernels if spec.name == name)
 
 
 def builtin_plugins() -> list[ModuleType]:
-    from k3port.backends import cpu, cuda, reference, rocm
+    from k3port.backends import cpu, cuda, portable, reference, rocm
 
-    return [reference, cpu, cuda, rocm]
+    return [reference, cpu, portable, cuda, rocm]
 
 
 def make_registry(extra: Sequence[Any] = (), *, entry_points: bool = True) -> Registry:
@@ -65,13 +74,18 @@ def make_registry(extra: Sequence[Any] = (), *, entry_points: bool = True) -> Re
     owners: dict[str, str] = {}
     kernels: list[KernelSpec] = []
     devices: list[Device] = []
+    probes: list[Probe] = []
+    checks: list[DoctorCheck] = []
+    platforms: list[Path] = []
     # Hook by hook and plugin by plugin, so that a clash or a failure can name its plugin.
-    for plugin, name in ((p, manager.get_name(p) or repr(p)) for p in manager.get_plugins()):
+    plugins = [(name, plugin) for name, plugin in manager.list_name_plugin() if plugin is not None]
+    for name, plugin in plugins:
         only = manager.subset_hook_caller
-        others = [p for p in manager.get_plugins() if p is not plugin]
+        others = [other for _, other in plugins if other is not plugin]
         try:
-            specs = [spec for group in only("k3port_kernels", others)() for spec in group]
-            devices += [device for group in only("k3port_detect", others)() for device in group]
+            specs, seen, looks, own_checks, files = (
+                [item for group in only(hook, others)() for item in group] for hook in _HOOKS
+            )
         except Exception as exc:
             problems.append(f"plugin {name} was skipped: {type(exc).__name__}: {exc}")
             continue
@@ -84,7 +98,19 @@ def make_registry(extra: Sequence[Any] = (), *, entry_points: bool = True) -> Re
                 )
             owners[spec.name] = name
             kernels.append(spec)
-    return Registry(tuple(sorted(kernels, key=lambda s: s.name)), tuple(devices), tuple(problems))
+        devices += seen
+        probes += looks
+        checks += own_checks
+        for file in map(Path, files):
+            # Checked here, so that a plugin's broken file costs its platforms and not every run.
+            try:
+                load_profiles((file,))
+            except K3Error as exc:
+                problems.append(f"plugin {name}: {exc.message}: {'; '.join(exc.reasons)}")
+            else:
+                platforms.append(file)
+    ordered = tuple(sorted(kernels, key=lambda s: s.name))
+    return Registry(ordered, tuple(devices), tuple(problems), tuple(probes), tuple(checks), tuple(platforms))
 
 
 @cache

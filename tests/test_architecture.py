@@ -27,15 +27,21 @@ ALLOWED = {
     "k3port.errors": set(),
     "k3port.settings": {"k3port.errors"},
     "k3port.hookspecs": {"k3port.oracle.spec"},
-    "k3port.plugins": {"k3port.errors", "k3port.hookspecs", "k3port.oracle.spec", "k3port.backends"},
+    "k3port.plugins": {
+        "k3port.errors", "k3port.hookspecs", "k3port.oracle.spec", "k3port.oracle.sources", "k3port.oracle.checks",
+        "k3port.oracle.profile", "k3port.backends",
+    },
     "k3port.ops": {"k3port.errors", "k3port.ops"},
     "k3port.oracle": {"k3port.errors", "k3port.ops.catalog", "k3port.oracle"},
-    "k3port.backends": {"k3port.errors", "k3port.hookspecs", "k3port.ops", "k3port.oracle.spec", "k3port.backends"},
+    "k3port.backends": {
+        "k3port.errors", "k3port.hookspecs", "k3port.ops", "k3port.oracle.spec", "k3port.oracle.sources",
+        "k3port.backends",
+    },
     "k3port.model": {"k3port.errors", "k3port.ops", "k3port.model"},
     "k3port.text": {"k3port.errors", "k3port.text"},
     "k3port.runtime": {
-        "k3port.errors", "k3port.settings", "k3port.ops", "k3port.oracle", "k3port.plugins", "k3port.model",
-        "k3port.text", "k3port.runtime",
+        "k3port.__version__", "k3port.errors", "k3port.settings", "k3port.ops", "k3port.oracle", "k3port.plugins",
+        "k3port.model", "k3port.text", "k3port.runtime",
     },
 }  # fmt: skip
 
@@ -45,7 +51,9 @@ TORCH_FREE = (
     "k3port.backends.cpu", "k3port.backends.cuda", "k3port.backends.rocm", "k3port.model.config",
     "k3port.model.shapes", "k3port.model.weights", "k3port.runtime.planner", "k3port.runtime.preflight",
     "k3port.runtime.request", "k3port.text.tokenizer", "k3port.cli", "k3port.cli.main", "k3port.cli.run",
-    "k3port.cli.preview",
+    "k3port.cli.preview", "k3port.oracle.detect", "k3port.oracle.builtin_checks", "k3port.oracle.package_checks",
+    "k3port.cli.doctor", "k3port.cli.doctor_facts", "k3port.cli.plan", "k3port.cli.kernels", "k3port.cli.question",
+    "k3port.runtime.prepare", "k3port.runtime.memory",
 )  # fmt: skip
 
 

@@ -55,6 +55,11 @@ class Console:
         if self.json_mode:
             self.document({"error": error_record(error)})
 
+    def failure(self, error: K3Error) -> None:
+        """The error as people read it, where the JSON document has said it already."""
+        self.end_text()
+        self._stderr(error.render(), "31")
+
     def text(self, chunk: str) -> None:
         """A piece of the result, shown at once. JSON mode shows none."""
         if chunk and not self.json_mode:
@@ -74,6 +79,10 @@ class Console:
     def document(self, document: dict[str, Any]) -> None:
         """The JSON document, whole or not at all."""
         self._stdout(json.dumps(document, indent=1) + "\n")
+
+    def text_document(self, text: str) -> None:
+        """The JSON document where it is text already."""
+        self._stdout(text + "\n")
 
     def _stdout(self, text: str) -> None:
         try:

@@ -90,6 +90,8 @@ def generate(console: Console, options: RunOptions, prompt: str) -> None:
         platform=options.platform,
         dtype=options.dtype,
         kernels=options.kernels,
+        plan=options.plan,
+        profiles=options.profiles,
         max_requests=1,
         kv_tokens=options.context_tokens or DEFAULT_KV_TOKENS,
         threads=options.threads,

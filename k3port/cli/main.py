@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import re
 import sys
@@ -14,7 +13,11 @@ from pathlib import Path
 import click
 
 import k3port
+from k3port.cli.commands import Commands
 from k3port.cli.console import Console
+from k3port.cli.doctor import doctor
+from k3port.cli.kernels import kernels
+from k3port.cli.plan import plan
 from k3port.cli.run import run
 from k3port.errors import CapacityError, ExitCode, K3Error, UsageError
 
@@ -33,25 +36,8 @@ class Interrupted(K3Error):
     exit_code = ExitCode.INTERRUPTED
 
 
-class _Commands(click.Group):
-    """A group that names the nearest command when it has none of that name."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        name = args[0]
-        if not name.startswith("-") and self.get_command(ctx, name) is None:
-            names = self.list_commands(ctx)
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {PROGRAM} {near[0]}?" if near else f"commands: {', '.join(names)}"
-            # A prompt without its command would be quoted here, and prompts stay out of messages.
-            what = f"unknown command {name}" if re.fullmatch(r"[\w-]{1,20}", name) else "unknown command"
-            raise UsageError(what, hint=hint)
-        return super().resolve_command(ctx, args)
-
-
 @click.group(
-    cls=_Commands,
+    cls=Commands,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 ok, 1 failed, 2 usage, 3 unsupported or too large, 4 numerics, 5 internal, 130 interrupted.",
@@ -64,7 +50,8 @@ def cli(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-cli.add_command(run)
+for command in (run, plan, doctor, kernels):
+    cli.add_command(command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -134,7 +121,7 @@ def _usage_error(exc: click.ClickException) -> UsageError:
         if exc.possibilities:
             hint = f"did you mean {' or '.join(sorted(exc.possibilities))}?"
         return UsageError(f"unknown option {exc.option_name}", hint=hint)
-    message = exc.message.rstrip(".")
-    if isinstance(exc, click.BadParameter) and exc.param is not None:
+    message = (exc.message or exc.format_message()).rstrip(".")
+    if isinstance(exc, click.BadParameter) and exc.param is not None and exc.message:
         return UsageError(f"{max(exc.param.opts, key=len)}: {message}", hint=hint)
     return UsageError(message[:1].lower() + message[1:], hint=hint)

@@ -1,44 +1,12 @@
-"""``--dry-run``: the checks and the plan of a run from configuration and file headers alone, without torch."""
+"""The plan of a run as text and as JSON values, without torch."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from k3port.oracle.profile import get_profile
-from k3port.oracle.resolve import resolve
 from k3port.oracle.spec import Plan
-from k3port.plugins import Registry, default_registry
-from k3port.runtime.planner import Workload, model_queries
-from k3port.runtime.preflight import Checkpoint, check_checkpoint
-
-
-@dataclass(frozen=True)
-class Preview:
-    """What a run would use."""
-
-    checkpoint: Checkpoint
-    plan: Plan
-    registry: Registry
-
-
-def make_preview(model: str | Path, *, platform: str, dtype: str | None, kernels: Mapping[str, str]) -> Preview:
-    """The checks and choices that :meth:`k3port.Runtime.load` makes before it loads weights.
-
-    Raises:
-        K3Error: as there.
-    """
-    profile = get_profile(platform)
-    checkpoint = check_checkpoint(model)
-    registry = default_registry()
-    weight_format = "mxfp4" if checkpoint.mxfp4 else checkpoint.config.dtype
-    work = Workload(dtype or profile.activations, weight_format)
-    plan = resolve(model_queries(checkpoint.config, work), registry.kernels, profile.target(), pins=kernels)
-    return Preview(checkpoint, plan, registry)
 
 
 def kernel_counts(plan: Plan) -> str:

@@ -13,6 +13,7 @@ import click
 from k3port.cli.console import Console
 from k3port.cli.inputs import BUILTIN_PROMPT, EMBEDDED_NAME, embedded_checkpoint, read_prompt
 from k3port.errors import UsageError
+from k3port.oracle.spec import Plan
 from k3port.runtime.request import SamplingParams
 from k3port.settings import MAX_THREADS, Settings, get_settings, merge_pins, parse_pin
 
@@ -34,6 +35,8 @@ class RunOptions:
     threads: int | None
     context_tokens: int | None
     sampling: SamplingParams
+    plan: Plan | None = None
+    profiles: tuple[Path, ...] = ()
 
 
 def parse_pins(options: tuple[str, ...]) -> dict[str, str]:
@@ -56,10 +59,14 @@ def parse_pins(options: tuple[str, ...]) -> dict[str, str]:
 @click.argument("prompt", nargs=-1)
 @click.option("--model", metavar="PATH", help=f"Checkpoint folder. Default: the embedded {EMBEDDED_NAME}.")
 @click.option("--platform", metavar="NAME", help=f"Profile of platforms.yaml. Default: {DEFAULT_PLATFORM}.")
+@click.option(
+    "--profiles", multiple=True, type=click.Path(path_type=Path), metavar="FILE", help="A file with own platforms."
+)
 @click.option("--dtype", type=click.Choice(DTYPES), help="Activation type. Default: the platform's.")
 @click.option(
     "--kernel", "kernels", multiple=True, metavar="OP[@PHASE]=NAME", help="Pin a kernel; the run fails without it."
 )
+@click.option("--plan", "plan_file", metavar="FILE", help="Follow a plan that k3port plan --save wrote.")
 @click.option("-f", "--file", metavar="FILE", help="Read the prompt from a UTF-8 file; - is stdin.")
 @click.option(
     "-n",
@@ -147,13 +154,24 @@ def _options(given: Mapping[str, Any], settings: Settings) -> RunOptions:
         raise UsageError("--model is empty", hint="give the folder of a checkpoint")
     model = embedded_checkpoint() if given["model"] is None else Path(given["model"])
     platform = given["platform"] or settings.platform
+    pins, saved, dtype = parse_pins(given["kernels"]), None, given["dtype"]
+    if given["plan_file"] is not None:
+        from k3port.cli.plan import read_plan
+
+        if pins:
+            raise UsageError("both --plan and --kernel", hint="the plan names every kernel: give one of them")
+        saved = read_plan(Path(given["plan_file"]))
+        platform, dtype = given["platform"] or saved.platform, dtype or saved.dtype
     return RunOptions(
         model=model,
         model_name=model.resolve().name,
         platform=platform or DEFAULT_PLATFORM,
         platform_was_given=platform is not None,
-        dtype=given["dtype"],
-        kernels=merge_pins(settings.kernels, parse_pins(given["kernels"])),
+        dtype=dtype,
+        # A saved plan names every kernel; pins of the environment are for other runs.
+        kernels={} if saved is not None else merge_pins(settings.kernels, pins),
+        plan=saved,
+        profiles=given["profiles"],
         threads=given["threads"] or settings.threads,
         context_tokens=given["context"],
         sampling=sampling,
@@ -164,8 +182,19 @@ def _dry_run(console: Console, options: RunOptions) -> None:
     from k3port import __version__
     from k3port.cli import preview
     from k3port.cli.devices import idle_gpus
+    from k3port.runtime.planner import DEFAULT_CONTEXT
+    from k3port.runtime.prepare import prepare
 
-    found = preview.make_preview(options.model, platform=options.platform, dtype=options.dtype, kernels=options.kernels)
+    found = prepare(
+        options.model,
+        platform=options.platform,
+        dtype=options.dtype,
+        pins=options.kernels,
+        saved=options.plan,
+        kv_tokens=options.context_tokens or DEFAULT_CONTEXT,
+        max_requests=1,
+        profiles=options.profiles,
+    )
     for problem in (*found.registry.problems, *found.plan.warnings):
         console.warn(problem)
     console.note(header(options, found.plan))

@@ -94,4 +94,5 @@ OPS: dict[str, OpInfo] = _ops(
         "all_gather", "concatenate the last axis over the tensor-parallel ranks", ("k3port.ops.collective:ALL_GATHER",)
     ),
     OpInfo("sample", "next token ids from logits", ("k3port.ops.sample:SAMPLE",)),
+    OpInfo("vision_patch", "image patches to rows of the vision tower", ("k3port.ops.vision:VISION_PATCH",)),
 )

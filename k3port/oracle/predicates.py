@@ -10,6 +10,12 @@ from packaging.version import InvalidVersion, Version
 
 from k3port.oracle.spec import KernelSpec, OpQuery, Rejection, RejectionCode, Target
 
+_ROUNDING_HINTS = {
+    "mxfp8": "--activations mxfp8",
+    "mxfp4": "--activations mxfp4",
+    "fp8_query": "--fp8-queries",
+}
+
 
 @lru_cache(maxsize=4096)
 def _requirement(text: str) -> Requirement:
@@ -40,7 +46,7 @@ def reject(spec: KernelSpec, query: OpQuery, target: Target, *, built_only: bool
     return None
 
 
-def _reasons(spec: KernelSpec, query: OpQuery, target: Target, built_only: bool):  # noqa: ANN202 - a generator of triples
+def _reasons(spec: KernelSpec, query: OpQuery, target: Target, built_only: bool):
     req, device = spec.requires, target.device
     yield "PHASE", _not_in(query.phase, spec.phases, "serves {0}, not {1}"), ""
     yield "VENDOR", _not_in(device.vendor, req.vendors, "needs {0}, the device is {1}"), ""
@@ -54,7 +60,7 @@ def _reasons(spec: KernelSpec, query: OpQuery, target: Target, built_only: bool)
         "",
     )
     yield "KV_DTYPE", _not_in(query.kv_dtype, req.kv_dtypes, "needs a {0} cache, asked for {1}"), "--kv-dtype"
-    yield "DTYPE", _not_in(query.state_dtype, req.state_dtypes, "needs a {0} state, asked for {1}"), ""
+    yield "DTYPE", _not_in(query.state_dtype, req.state_dtypes, "needs a {0} state, asked for {1}"), "--state-dtype"
     for rule in req.axes:
         yield "AXIS", rule.refusal(query.axes) or "", ""
     yield "AXIS", _not_in(query.tp, req.tp, "serves {0} ranks, asked for {1}"), "--tp"
@@ -65,13 +71,14 @@ def _reasons(spec: KernelSpec, query: OpQuery, target: Target, built_only: bool)
         yield "AXIS", f"serves {req.query_tokens} new tokens per request, asked for {query.query_tokens}", ""
     yield "AXIS", (spec.check(query, target) if spec.check else None) or "", ""
     if spec.rounds and spec.rounds not in query.rounds:
-        yield "NUMERICS", f"rounds activations to {spec.rounds}, which was not asked for", "--activations"
-    if query.graph and not spec.graph_safe:
+        yield "NUMERICS", f"its rounding {spec.rounds} was not asked for", _ROUNDING_HINTS.get(spec.rounds, "")
+    # Only decode steps are captured; an op without phases is part of them.
+    if query.graph and query.phase != "prefill" and not spec.graph_safe:
         yield "GRAPH", "cannot be captured into a graph", "--no-graphs"
     if query.deterministic and not spec.deterministic:
         yield "DETERMINISM", "does not give the same bits each time", ""
     yield from _software(spec, target)
-    first, last = spec.window(query)
+    first, last = spec.window(query, target)
     if query.tokens[0] < first or (last is not None and (query.tokens[1] is None or query.tokens[1] > last)):
         yield "TOKENS", f"serves steps of {first} to {'any' if last is None else last} tokens", ""
     yield "DISABLED", target.disabled.get(spec.name, ""), ""
@@ -80,7 +87,7 @@ def _reasons(spec: KernelSpec, query: OpQuery, target: Target, built_only: bool)
         yield "NOT_BUILT", "its adapter does not exist in this version", ""
 
 
-def _software(spec: KernelSpec, target: Target):  # noqa: ANN202 - a generator of triples
+def _software(spec: KernelSpec, target: Target):
     code: RejectionCode
     for text in spec.requires.packages:
         requirement = _requirement(text)

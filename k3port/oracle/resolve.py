@@ -9,7 +9,7 @@ from k3port.errors import PlanError
 from k3port.ops.catalog import OPS, slot_name
 from k3port.oracle.pins import expand_pins
 from k3port.oracle.predicates import reject
-from k3port.oracle.spec import ALL_TOKENS, KernelSpec, OpQuery, Plan, Rejection, Selection, Target, Tokens
+from k3port.oracle.spec import ALL_TOKENS, GAP, KernelSpec, OpQuery, Plan, Rejection, Selection, Target, Tokens
 
 # Where layouts conflict the decode kernel decides, then the prefill kernel. Fine ops without a phase come last: only
 # then is it known which composites need them.
@@ -31,6 +31,7 @@ def resolve(
     target: Target,
     *,
     pins: Mapping[str, str] | None = None,
+    allow_gaps: bool = False,
 ) -> Plan:
     """Chooses one kernel per slot and token window so that all chosen kernels agree on every shared layout.
 
@@ -42,6 +43,8 @@ def resolve(
         queries: the slots that the model has, fine ops of composites marked ``direct=False``.
         pins: kernel name by slot (``kda_decode`` or ``kda@decode``) or op (``kda``: all its phases). A pin is kept
             wherever the kernel's token window reaches, or the plan fails.
+        allow_gaps: a slot that no kernel fits stays empty (:data:`~k3port.oracle.spec.GAP`) instead of failing the
+            plan: for questions, not for runs.
 
     Raises:
         UsageError: a pin names an unknown op or kernel.
@@ -51,8 +54,8 @@ def resolve(
     for spec in specs:
         by_op.setdefault(spec.op, []).append(spec)
     pinned = expand_pins(pins or {}, queries, by_op)
-    now = _resolve_once(queries, by_op, target, pinned, built_only=True)
-    would = _resolve_once(queries, by_op, target, pinned, built_only=False)
+    now = _resolve_once(queries, by_op, target, pinned, built_only=True, allow_gaps=allow_gaps)
+    would = _resolve_once(queries, by_op, target, pinned, built_only=False, allow_gaps=allow_gaps)
     first = queries[0] if queries else OpQuery("", None, {}, "")
     return Plan(
         platform=target.platform,
@@ -74,20 +77,23 @@ def _resolve_once(
     pinned: Mapping[str, str],
     *,
     built_only: bool,
+    allow_gaps: bool,
 ) -> tuple[Selection, ...]:
     cells: list[_Cell] = []
     for query in queries:
         specs = _ranked(by_op.get(query.op, []), target, query.op)
-        for window in _windows(query, specs):
+        for window in _windows(query, specs, target):
             cells.append(_cell(replace(query, tokens=window), specs, target, pinned.get(query.slot), built_only))
     order = sorted(cells, key=lambda c: (_PHASE_ORDER[c.query.phase], not OPS[c.query.op].parts))
+    if allow_gaps:
+        # A pin stays strict: what was asked for by name is not left out in silence.
+        order = [c for c in order if c.accepted or c.query.slot in pinned]
     needed = frozenset(q.slot for q in queries if q.direct)
     chosen = _search(order, 0, {}, {}, needed)
     if chosen is None:
         raise _no_plan(order, target.platform, pinned)
     _check_overlaps(chosen)
-    version = dict(target.packages)
-    answers = [_selection(cell, chosen, pinned, version) for cell in cells]
+    answers = [_selection(cell, chosen, pinned, target) for cell in cells]
     return tuple(_merged(answers))
 
 
@@ -96,12 +102,12 @@ def _ranked(specs: list[KernelSpec], target: Target, op: str) -> list[KernelSpec
     return sorted(specs, key=lambda s: (order.get(s.name, len(order)), -s.priority, s.name))
 
 
-def _windows(query: OpQuery, specs: Iterable[KernelSpec]) -> list[Tokens]:
+def _windows(query: OpQuery, specs: Iterable[KernelSpec], target: Target) -> list[Tokens]:
     """The query's token range, cut wherever some kernel's window begins or ends."""
     low, high = query.tokens
     starts = {low}
     for spec in specs:
-        first, last = spec.window(query)
+        first, last = spec.window(query, target)
         starts.add(first)
         if last is not None:
             starts.add(last + 1)
@@ -180,14 +186,23 @@ def _selection(
     cell: _Cell,
     chosen: Mapping[tuple[str, Tokens], KernelSpec | None],
     pinned: Mapping[str, str],
-    versions: Mapping[str, str],
+    target: Target,
 ) -> Selection:
     query = cell.query
-    spec = chosen[query.slot, query.tokens]
+    spec = chosen.get((query.slot, query.tokens))
     names = tuple(s.name for s in cell.accepted)
     base = Selection(query.op, query.phase, "", "", query.tokens, names, cell.rejected)
+    if not names and (query.direct or _is_called(query, chosen)):
+        return replace(base, reason=GAP)
     if spec is None:
-        cover = next((c.name for c in chosen.values() if c is not None and query.op in c.covers), None)
+        cover = next(
+            (
+                c.name
+                for (slot, _), c in chosen.items()
+                if c is not None and query.op in c.covers and query.phase in (None, slot.removeprefix(f"{c.op}_"))
+            ),
+            None,
+        )
         reason = f"covered by {cover}" if cover else "no chosen kernel calls it"
         extra = tuple(Rejection(name, "COVERED", reason) for name in names)
         return replace(base, reason=reason, rejected=(*cell.rejected, *extra))
@@ -204,11 +219,19 @@ def _selection(
     return replace(
         base,
         kernel=spec.name,
-        reason=_reason(spec, cell, pinned),
+        reason="; ".join(filter(None, (_reason(spec, cell, pinned), spec.note and spec.note(query, target)))),
         rejected=(*cell.rejected, *extra),
         layouts=dict(spec.layouts),
-        version=next((f"{n} {v}" for n, v in versions.items() if package.startswith(n)), ""),
+        version=next((f"{n} {v}" for n, v in target.packages.items() if package.startswith(n)), ""),
         padding=padding.note if padding else "",
+    )
+
+
+def _is_called(query: OpQuery, chosen: Mapping[tuple[str, Tokens], KernelSpec | None]) -> bool:
+    """Whether a chosen composite of the same phase has the op among its parts."""
+    return any(
+        spec is not None and query.op in spec.parts and query.slot in (query.op, query.op + slot.removeprefix(spec.op))
+        for (slot, _), spec in chosen.items()
     )
 
 
@@ -240,10 +263,14 @@ def _merged(answers: Iterable[Selection]) -> Iterable[Selection]:
 def _no_plan(order: Sequence[_Cell], platform: str, pinned: Mapping[str, str]) -> PlanError:
     reasons: list[str] = []
     for cell in order:
-        if cell.query.direct and not cell.accepted:
+        pin = pinned.get(cell.query.slot)
+        if not cell.accepted and (cell.query.direct or pin):
             window = "" if cell.query.tokens == ALL_TOKENS else f" for {cell.query.tokens} tokens"
-            tried = [f"{cell.query.slot}{window}: {r.kernel}: {r.code} {r.detail}" for r in cell.rejected]
-            reasons += tried or [f"{cell.query.slot}: no kernel is registered"]
+            # Of a pinned slot only the pin matters: nothing else was asked for.
+            tried = [r for r in cell.rejected if r.kernel == pin] or cell.rejected
+            reasons += [f"{cell.query.slot}{window}: {r.kernel}: {r.code} {r.detail}" for r in tried]
+            if not tried:
+                reasons.append(f"{cell.query.slot}: no kernel is registered")
     hint = "remove a pin" if pinned else "choose another platform or dtype"
     if reasons:
         return PlanError(f"no kernel fits on {platform}", reasons=reasons, hint=hint)

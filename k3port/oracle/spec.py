@@ -19,6 +19,9 @@ PRIORITY_VENDOR = 200
 
 PLAN_VERSION = 2
 
+GAP = "no kernel fits"
+"""The reason of a selection without a kernel where one is needed."""
+
 Tokens = tuple[int, int | None]
 """A closed range of token counts ``(first, last)``; None has no end."""
 ALL_TOKENS: Tokens = (1, None)
@@ -200,12 +203,13 @@ class KernelSpec:
         pack: ``module:function`` that brings stored weights into the kernel's layout.
         parts: fine ops that a composite calls.
         covers: fine ops that a fused kernel does itself.
-        tokens: token counts that it serves, or a function of the query (message sizes of collectives).
+        tokens: token counts that it serves, or a function of query and target (message sizes of collectives).
         graph_safe: whether it may be captured into a graph.
         rounds: what it rounds activations to beyond their dtype (``mxfp8``); a query must allow it.
         padding: what it rounds up for a query, None where nothing.
         workspace_bytes: scratch memory for a query.
         numerics: what people who compare outputs should know.
+        note: what a plan says beside the choice: the rule that let the query in, or what the kernel costs there.
         source: where the limits come from.
     """
 
@@ -221,7 +225,7 @@ class KernelSpec:
     pack: str = ""
     parts: tuple[str, ...] = ()
     covers: tuple[str, ...] = ()
-    tokens: Tokens | Callable[[OpQuery], Tokens] = ALL_TOKENS
+    tokens: Tokens | Callable[[OpQuery, Target], Tokens] = ALL_TOKENS
     graph_safe: bool = True
     deterministic: bool = True
     batch_invariant: bool = False
@@ -229,6 +233,7 @@ class KernelSpec:
     padding: Callable[[OpQuery], Padding | None] | None = None
     workspace_bytes: Callable[[OpQuery], int] | None = None
     numerics: str = ""
+    note: Callable[[OpQuery, Target], str] | None = None
     source: str = ""
 
     @property
@@ -239,8 +244,8 @@ class KernelSpec:
     def is_built(self) -> bool:
         return bool(self.load)
 
-    def window(self, query: OpQuery) -> Tokens:
-        return self.tokens(query) if callable(self.tokens) else self.tokens
+    def window(self, query: OpQuery, target: Target) -> Tokens:
+        return self.tokens(query, target) if callable(self.tokens) else self.tokens
 
 
 RejectionCode = Literal[
@@ -372,6 +377,10 @@ class Plan:
                 return selection
         raise KeyError(slot_name(op, phase))
 
+    def gaps(self, *, would: bool = False) -> tuple[Selection, ...]:
+        """The slots that need a kernel and have none."""
+        return tuple(s for s in (self.would_run if would else self.selections) if s.reason == GAP)
+
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True)
 
@@ -402,28 +411,9 @@ class Plan:
 
     def diff(self, other: Plan) -> list[str]:
         """One line per slot and window whose kernel differs, then per memory kind whose bytes differ."""
-        lines = []
-        for label, mine, theirs in (
-            ("", self.selections, other.selections),
-            ("would run: ", self.would_run, other.would_run),
-        ):
-            left, right = ({_window_name(s): s.kernel for s in side} for side in (mine, theirs))
-            for name in sorted(left.keys() | right.keys()):
-                if left.get(name) != right.get(name):
-                    lines.append(f"{label}{name}: {left.get(name) or '-'} -> {right.get(name) or '-'}")
-        bytes_of = [{i.kind: i.bytes for i in p.memory.items} if p.memory else {} for p in (self, other)]
-        for kind in sorted(bytes_of[0].keys() | bytes_of[1].keys()):
-            before, after = bytes_of[0].get(kind, 0), bytes_of[1].get(kind, 0)
-            if before != after:
-                lines.append(f"memory {kind}: {before} -> {after} bytes per rank")
-        return lines
+        from k3port.oracle.diff import diff_plans
 
-
-def _window_name(selection: Selection) -> str:
-    first, last = selection.tokens
-    if (first, last) == ALL_TOKENS:
-        return selection.slot
-    return f"{selection.slot}[{first}..{'' if last is None else last}]"
+        return diff_plans(self, other)
 
 
 def _selection_from(item: Mapping[str, Any]) -> Selection:

@@ -10,8 +10,7 @@ from k3port.model.shapes import RankDims
 from k3port.model.step import ModelState
 from k3port.ops.kda import KdaState
 from k3port.ops.segment import NULL_SLOT
-
-PAGE_TOKENS = 64
+from k3port.runtime.terms import PAGE_TOKENS
 
 
 class StatePool:

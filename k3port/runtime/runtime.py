@@ -14,17 +14,15 @@ from k3port.model.k3 import K3Model
 from k3port.model.shapes import rank_dims
 from k3port.model.step import Probe, Step
 from k3port.ops.segment import make_segment
-from k3port.oracle.profile import get_profile
-from k3port.oracle.resolve import resolve
 from k3port.oracle.spec import Plan
-from k3port.plugins import Registry, default_registry
+from k3port.plugins import Registry
 from k3port.runtime.binding import Op, bind_table, pack_function
 from k3port.runtime.compare import FirstBadOpError, ForcedRouting, LayerCounter, check_finite
 from k3port.runtime.engine import Emitted, Engine
 from k3port.runtime.loader import Weights, load_weights
-from k3port.runtime.planner import Workload, model_queries
 from k3port.runtime.pools import PAGE_TOKENS, Pools, pages_for
-from k3port.runtime.preflight import Checkpoint, check_checkpoint
+from k3port.runtime.preflight import Checkpoint
+from k3port.runtime.prepare import prepare
 from k3port.runtime.request import FinishReason, Generation, Request, SamplingParams, TokenEvent
 from k3port.runtime.threads import PhaseThreads
 from k3port.settings import get_settings
@@ -89,7 +87,9 @@ class Runtime:
         platform: str = "cpu",
         dtype: str | None = None,
         kernels: Mapping[str, str] | None = None,
+        plan: Plan | None = None,
         registry: Registry | None = None,
+        profiles: Sequence[Path] = (),
         overrides: Mapping[str, Op] | None = None,
         max_requests: int = DEFAULT_REQUESTS,
         kv_tokens: int = DEFAULT_KV_TOKENS,
@@ -103,7 +103,9 @@ class Runtime:
             platform: a profile of ``platforms.yaml``.
             dtype: ``float32``, ``bfloat16`` or ``float64``; None takes the platform's default.
             kernels: pins, kernel name by op or ``op@phase``; they come before those of ``K3PORT_KERNELS``.
+            plan: a saved plan that this run must follow; one for another model, platform or version is refused.
             registry: kernels to choose from; None takes the built-in ones and installed plugins.
+            profiles: platform files beside the built-in one and those of ``K3PORT_PROFILES``.
             overrides: functions by slot that replace chosen kernels (comparisons, tests).
             max_requests: requests that run at once; more wait.
             kv_tokens: size of the latent cache over all requests.
@@ -113,10 +115,6 @@ class Runtime:
         Raises:
             K3Error: the subclass says what: ConfigError, CheckpointError, PlanError, UsageError, TokenizerError.
         """
-        profile = get_profile(platform)
-        name = dtype or profile.activations
-        if name not in DTYPES:
-            raise UsageError(f"unknown dtype {name!r}", hint=f"dtypes: {', '.join(DTYPES)}")
         for option, value in (
             ("max_requests", max_requests),
             ("kv_tokens", kv_tokens),
@@ -124,25 +122,30 @@ class Runtime:
         ):
             if value < 1:
                 raise UsageError(f"{option} = {value}: at least 1")
-        checkpoint = check_checkpoint(model)
-        config = checkpoint.config
-        registry = default_registry() if registry is None else registry
-        plan = resolve(
-            model_queries(config, Workload(name, "mxfp4" if checkpoint.mxfp4 else config.dtype)),
-            registry.kernels,
-            profile.target(),
-            pins={**get_settings().kernels, **(kernels or {})},
+        pins = kernels or {}
+        prepared = prepare(
+            model,
+            platform=platform,
+            dtype=dtype,
+            pins=pins if plan is not None else {**get_settings().kernels, **pins},
+            saved=plan,
+            registry=registry,
+            profiles=profiles,
+            kv_tokens=kv_tokens,
+            max_requests=max_requests,
+            prefill_chunk_tokens=prefill_chunk_tokens,
         )
-        tokenizer = load_tokenizer(checkpoint.folder, config.vocab_size)
+        checkpoint, plan, registry = prepared.checkpoint, prepared.plan, prepared.registry
+        tokenizer = load_tokenizer(checkpoint.folder, checkpoint.config.vocab_size)
         specs = {spec.name: spec for spec in registry.kernels}
-        weights = load_weights(checkpoint, dtype=DTYPES[name], pack_experts=pack_function(plan, specs))
+        weights = load_weights(checkpoint, dtype=DTYPES[plan.dtype], pack_experts=pack_function(plan, specs))
         return cls(
             checkpoint,
             weights,
             plan,
             registry,
             tokenizer,
-            DTYPES[name],
+            DTYPES[plan.dtype],
             max_requests=max_requests,
             kv_tokens=kv_tokens,
             prefill_chunk_tokens=prefill_chunk_tokens,

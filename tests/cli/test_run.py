@@ -164,7 +164,7 @@ def test_dry_run_prints_every_op_and_loads_nothing(tiny_checkpoint: Path) -> Non
     assert "kernels:" in text.stderr.splitlines()[0]
     lines = text.stdout.splitlines()
     assert lines[0].split() == ["op", "phase", "kernel", "why"]
-    assert any(re.fullmatch(r"kda_core +decode +cpu\.kda_core_step +highest priority \(100\) of 2 that fit", x) for x in lines)
+    assert any(re.fullmatch(r"kda_core +decode +cpu\.kda_core_step +first of 2 that fit", x) for x in lines)
     selections = json.loads(document.stdout)["plan"]["selections"]
     assert len(selections) == len(lines) - 1
     assert all(s["rejected"] or len(s["accepted"]) == 1 for s in selections)
@@ -174,7 +174,7 @@ def test_verbose_prints_plan_and_notes(k3port: Any, tiny_checkpoint: Path, tmp_p
     folder = Path(shutil.copytree(tiny_checkpoint, tmp_path / "bare"))
     (folder / "generation_config.json").unlink()
     result = k3port("run", "Hello", "--model", folder, *SHORT, "-v")
-    assert "highest priority" in result.err
+    assert "first of 2 that fit" in result.err
     assert "note: generation_config.json is not there (optional)" in result.err
 
 
@@ -193,8 +193,7 @@ def test_a_gpu_that_is_not_used_is_mentioned(
 ) -> None:
     gpu = Device("nvidia", "unknown", "Test GPU", "fake")
     registry = dataclasses.replace(plugins.make_registry(entry_points=False), devices=(gpu,))
-    for module in ("k3port.runtime.runtime", "k3port.cli.preview"):
-        monkeypatch.setattr(f"{module}.default_registry", lambda: registry)
+    monkeypatch.setattr("k3port.runtime.prepare.default_registry", lambda: registry)
     line = "1 NVIDIA GPU is present; no GPU kernels in this version: running on cpu"
     for more in ((), ("--dry-run",)):
         common = ("run", "Hello", "--model", tiny_checkpoint, "-n", "1", *more)

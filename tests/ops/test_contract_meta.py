@@ -136,7 +136,7 @@ def test_every_kernel_is_reached() -> None:
                         reached[spec.name] += 1
                     else:
                         refused[spec.name].add(rejection.code)
-    for spec in KERNELS:
+    for spec in (k for k in KERNELS if k.is_built):
         assert reached[spec.name] or "VENDOR" in refused[spec.name] | {"ARCH"}, f"no test reaches {spec.name}"
         if not spec.requires.vendors or "cpu" in spec.requires.vendors:
             assert reached[spec.name] >= 2, f"{spec.name}: {refused[spec.name]}"

@@ -74,5 +74,6 @@ def test_nvidia_devices_are_read_from_the_driver_files(tmp_path: Path):
     folder = tmp_path / "0000:01:00.0"
     folder.mkdir()
     (folder / "information").write_text("Model: \t NVIDIA H200\nIRQ: 12\nGPU UUID: GPU-1-2\n")
-    assert find_nvidia(tmp_path) == [Device("nvidia", "unknown", "NVIDIA H200", "detected")]
+    expected = Device("nvidia", "unknown", "NVIDIA H200", "detected", uuid="GPU-1-2", pci="0000:01:00.0")
+    assert find_nvidia(tmp_path) == [expected]
     assert find_nvidia(tmp_path / "absent") == []

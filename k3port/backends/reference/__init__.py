@@ -70,6 +70,7 @@ KERNELS: tuple[KernelSpec, ...] = (
     _wrap("all_reduce", "collective:all_reduce", requires=_ONE_RANK),
     _wrap("all_gather", "collective:all_gather", requires=_ONE_RANK),
     _wrap("sample", "sample:sample"),
+    _wrap("vision_patch", "vision:vision_patch"),
     KernelSpec(
         name="reference.mla_attend_expanded",
         op="mla_attend",

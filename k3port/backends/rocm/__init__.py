@@ -1,14 +1,30 @@
-"""AMD: which devices are here. Its kernels register in this package."""
+"""AMD: which devices are here, and the kernels declared for them, one file per family."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from k3port.backends.rocm.device import find_devices
+from k3port.backends.rocm import collectives, kda, mla, moe, norms, sampling, vision
+from k3port.backends.rocm.device import find_devices, probe
 from k3port.hookspecs import hookimpl
-from k3port.oracle.spec import Device
+from k3port.oracle.sources import Probe
+from k3port.oracle.spec import Device, KernelSpec
+
+KERNELS: tuple[KernelSpec, ...] = tuple(
+    spec for family in (mla, kda, moe, norms, sampling, vision, collectives) for spec in family.KERNELS
+)
+
+
+@hookimpl
+def k3port_kernels() -> Sequence[KernelSpec]:
+    return KERNELS
 
 
 @hookimpl
 def k3port_detect() -> Sequence[Device]:
     return find_devices()
+
+
+@hookimpl
+def k3port_probes() -> Sequence[Probe]:
+    return [probe]

@@ -1,0 +1,89 @@
+"""KDA in Triton, fine and fused, and the kernels of fla-core, for a state in float32 or bfloat16."""
+
+from __future__ import annotations
+
+from k3port.backends.portable.base import triton_kernel, triton_requires
+from k3port.ops.catalog import OPS
+from k3port.oracle.spec import PRIORITY_PORTABLE, PRIORITY_REFERENCE, AxisRule, KernelSpec, Requires
+
+_DIMS = (AxisRule("K", maximum=256), AxisRule("V", maximum=256))
+_CONV = {"conv_state": "wp"}
+_FLA = ("fla-core>=0.6.0", "triton>=3.3", "torch>=2.7")
+
+
+def _with_state(suffix: str, state: str) -> tuple[KernelSpec, ...]:
+    """All kernels that touch the recurrent state, for one dtype of it."""
+    layout = {"kda_state": f"vk:{state}"}
+    own: Requires = triton_requires(state_dtypes=(state,), axes=_DIMS)
+    fla: Requires = triton_requires(dtypes=("bfloat16", "float16"), state_dtypes=(state,), packages=_FLA)
+    kept = "sums in float32" if state == "float32" else "computes in float32 and rounds the state it keeps to bfloat16"
+    return (
+        triton_kernel(
+            f"kda_core_chunk{suffix}",
+            "kda_core",
+            f"chunked recurrence with bounded exponents, {state} state",
+            phases=("prefill",),
+            requires=own,
+            layouts=layout,
+            numerics=kept,
+        ),
+        triton_kernel(
+            f"kda_core_step{suffix}",
+            "kda_core",
+            f"one step per request, or a few for drafts, any head count, {state} state",
+            phases=("decode",),
+            requires=own,
+            layouts=layout,
+            numerics=kept,
+        ),
+        triton_kernel(
+            f"kda_decode_fused{suffix}",
+            "kda",
+            f"convolution, gate, recurrence and gated norm in one kernel, any head count, {state} state",
+            phases=("decode",),
+            requires=triton_requires(state_dtypes=(state,), axes=(*_DIMS, AxisRule("W", minimum=2, maximum=4))),
+            layouts={**layout, **_CONV},
+            covers=OPS["kda"].parts,
+            numerics=kept,
+        ),
+        triton_kernel(
+            f"fla_kda_chunk{suffix}",
+            "kda_core",
+            f"fla.ops.kda.chunk_kda, {state} state",
+            phases=("prefill",),
+            requires=fla,
+            layouts=layout,
+            priority=PRIORITY_PORTABLE - 10,
+            numerics=kept,
+            source="fla-core 0.6.0",
+        ),
+        triton_kernel(
+            f"fla_kda_recurrent{suffix}",
+            "kda_core",
+            f"fla.ops.kda.fused_recurrent_kda, {state} state",
+            phases=("decode",),
+            requires=fla,
+            layouts=layout,
+            priority=PRIORITY_PORTABLE - 10,
+            numerics=kept,
+            source="fla-core 0.6.0",
+        ),
+    )
+
+
+KERNELS: tuple[KernelSpec, ...] = (
+    triton_kernel("short_conv", "short_conv", "depthwise convolution with its tail, both phases", layouts=_CONV),
+    triton_kernel("kda_gate", "kda_gate", "both gate forms and the write strength"),
+    *_with_state("", "float32"),
+    *_with_state("_bf16", "bfloat16"),
+    # The reference composite is tied to a float32 state; this one passes a bfloat16 state to its parts.
+    triton_kernel(
+        "kda_parts_bf16",
+        "kda",
+        "made of parts: KDA with a bfloat16 state",
+        requires=triton_requires(state_dtypes=("bfloat16",), packages=()),
+        priority=PRIORITY_REFERENCE + 10,
+        layouts={"kda_state": "vk:bfloat16", **_CONV},
+        parts=OPS["kda"].parts,
+    ),
+)

@@ -1,0 +1,737 @@
+"""``k3port doctor``: what it says of machines that are whole, broken, or not here."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from fake_machines import Card, amd_probe, no_nvidia_probe, nvidia_probe, write_kfd, write_node
+
+from k3port import plugins, settings
+from k3port.cli import doctor_facts
+from k3port.cli.doctor import ALL_CHECKS, doctor
+from k3port.cli.doctor_facts import fitting_profiles
+from k3port.hookspecs import hookimpl
+from k3port.oracle import builtin_checks, checks, detect
+from k3port.oracle.checks import CATEGORIES, DoctorCheck, Facts, Result, run_checks
+from k3port.oracle.detect import TorchBuild
+from k3port.oracle.profile import load_profiles
+from k3port.oracle.sources import Answer, Gpu, Probe
+from k3port.oracle.spec import GAP, Device, KernelSpec, MemoryItem, MemoryPlan, Plan, Selection
+from k3port.oracle.visibility import VARIABLES
+
+ROOT = Path(__file__).parents[2]
+CPU_TORCH = TorchBuild("2.14.0+cpu")
+CUDA_TORCH = TorchBuild("2.14.0+cu130", cuda="13.0")
+EIGHT = [Card(f"GPU-{n}", f"00000000:{n + 1:02X}:00.0") for n in range(8)]
+PLUGIN = """
+from k3port.hookspecs import hookimpl
+from k3port.oracle.spec import KernelSpec
+{code}
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*VARIABLES, "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+Machine = Callable[..., None]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
+    """Makes doctor look at a machine of these probes, PyTorch and packages."""
+
+    def install(*probes: Probe, torch: TorchBuild = CPU_TORCH, packages: dict[str, str] | None = None) -> None:
+        registry = plugins.make_registry(entry_points=False)
+        registry = dataclasses.replace(registry, probes=probes or (no_nvidia_probe(), amd_probe()))
+        monkeypatch.setattr(doctor_facts, "default_registry", lambda: registry)
+        monkeypatch.setattr(
+            doctor_facts,
+            "detect_here",
+            lambda reg: detect.detect(
+                tmp_path, environ=settings.get_environment(VARIABLES), probes=reg.probes, torch=torch
+            ),
+        )
+        monkeypatch.setattr(doctor_facts, "ROOT", tmp_path)
+        every = {name: "9.9" for name in doctor_facts.REQUIRED} | (packages or {})
+        monkeypatch.setattr(doctor_facts, "host_versions", lambda names: {n: every[n] for n in names if n in every})
+
+    return install
+
+
+def results(k3port: Any, *args: object, code: int | None = 0) -> dict[str, list[dict[str, str]]]:
+    """Results by check id. A code of None is for machines whose kernels this version may or may not have."""
+    result = k3port("doctor", "--json", *args)
+    assert code in (None, result.code), result.out + result.err
+    found: dict[str, list[dict[str, str]]] = {}
+    for item in json.loads(result.out)["checks"]:
+        found.setdefault(item["id"], []).append(item)
+    return found
+
+
+def texts(found: dict[str, list[dict[str, str]]], id: str, status: str = "") -> str:
+    return "\n".join(item["text"] for item in found.get(id, ()) if status in ("", item["status"]))
+
+
+# The command itself.
+
+
+def test_b16_a_bare_machine_is_fine(k3port: Any, machine: Machine) -> None:
+    machine()
+    result = k3port("doctor")
+    assert (result.code, result.err) == (0, "")
+    lines = result.out.splitlines()
+    assert re.match(r"k3port \d\S* doctor$", lines[0])
+    assert [line.split()[:2] for line in lines[1:-1]] == [["[ok]", name] for name in CATEGORIES if name != "model"]
+    assert lines[-1] == "nothing is wrong"
+    assert "no GPU, runs go to the CPU" in result.out
+    verbose = k3port("doctor", "-v").out
+    assert "no /dev/kfd" in verbose
+    assert "libnvidia-ml.so.1 cannot be loaded" in verbose
+    assert "profiles.platform: cpu (cpu), no GPU is visible" in verbose
+
+
+def test_it_is_quick_and_loads_no_torch() -> None:
+    code = (
+        "import sys; from k3port.cli.main import main; code = main(['doctor'])\n"
+        "bad = {'torch', 'numpy', 'triton', 'aiter', 'flashinfer', 'amdsmi'} & set(sys.modules); assert not bad, bad\n"
+        "raise SystemExit(code)"
+    )
+    times = []
+    for _ in range(2):
+        begin = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+        times.append(time.perf_counter() - begin)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert min(times) < 3
+
+
+def test_json_is_one_document(k3port: Any, machine: Machine, tmp_path: Path) -> None:
+    write_kfd(tmp_path, 90402, memory=192 * 10**9)
+    machine(amd_probe(), torch=TorchBuild("2.14.0", hip="7.1"))
+    result = k3port("doctor", "--json", "--settings")
+    document = json.loads(result.out)
+    assert result.err == ""
+    assert (document["platform"], document["here"]) == ("mi300x", True)
+    assert {tuple(sorted(item)) for item in document["checks"]} == {("category", "id", "remedy", "status", "text")}
+    (gpu,) = document["detection"]["gpus"]
+    assert (gpu["arch"], gpu["uuid"], gpu["sources"]) == ("gfx942", "GPU-000000000000abc1", ["kfd"])
+    assert document["detection"]["visible"] == {"amd": ["GPU-000000000000abc1"]}
+    assert "K3PORT_THREADS" in [row["name"] for row in document["settings"]]
+    bad = k3port("doctor", "--json", "--platform", "mi35x")
+    assert (bad.code, json.loads(bad.out)["error"]["kind"]) == (2, "UsageError")
+
+
+def test_warnings_fail_only_where_asked(k3port: Any, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine()
+    monkeypatch.setenv("VLLM_ATTENTION_BACKEND", "FLASHMLA")
+    relaxed = k3port("doctor")
+    assert (relaxed.code, relaxed.out.splitlines()[-1]) == (0, "1 warning")
+    strict = k3port("doctor", "--strict")
+    assert strict.code == 1
+    assert strict.out == relaxed.out or strict.out.splitlines()[-1] == "1 warning"
+    assert json.loads(k3port("doctor", "--strict", "--json").out)["ok"] is False
+
+
+def test_usage(k3port: Any) -> None:
+    for args in (["--tp", "0"], ["--no-such"], ["extra"], ["--platform", "nonsense"]):
+        assert k3port("doctor", *args).code == 2
+
+
+def test_a_remedy_stands_below_each_fault(k3port: Any, machine: Machine) -> None:
+    machine(nvidia_probe(*EIGHT, code=802), torch=CUDA_TORCH, packages={"triton": "3.7"})
+    out = k3port("doctor").out
+    assert re.search(r"\[FAIL\] devices .*\n +x devices.usable: 8 NVIDIA .* 802.*\n +try: sudo systemctl restart", out)
+
+
+# Check ids.
+
+
+def test_check_ids_are_unique_and_documented() -> None:
+    ids = [check.id for check in ALL_CHECKS]
+    assert len(ids) == len(set(ids))
+    assert all(check.id.startswith(f"{check.category}.") and check.category in CATEGORIES for check in ALL_CHECKS)
+    text = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
+    documented = re.findall(r"^\| `([a-z]+\.[a-z-]+)` \| (.*) \|$", text, re.MULTILINE)
+    assert sorted(documented) == sorted((check.id, check.doc) for check in ALL_CHECKS)
+
+
+def test_every_finding_of_detection_belongs_to_a_check() -> None:
+    ids = {check.id for check in ALL_CHECKS}
+    for file in (*(ROOT / "k3port/oracle").glob("*.py"), *(ROOT / "k3port/backends").glob("*/device.py")):
+        named = set(re.findall(r'Finding\(\s*"([^"]+)"', file.read_text(encoding="utf-8")))
+        assert named <= ids, file
+
+
+def test_options_are_documented() -> None:
+    text = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`-.*?) \|", text, re.MULTILINE)
+    documented = {option for row in rows for option in re.findall(r"(?<![\w-])--?[a-z][a-z-]*", row)}
+    context = click.Context(doctor, help_option_names=["-h", "--help"])
+    assert documented == {option for param in doctor.get_params(context) for option in param.opts}
+
+
+def test_a_check_that_raises_is_a_warning() -> None:
+    def broken(facts: Facts) -> list[Result]:
+        raise ZeroDivisionError("oops")
+
+    mine = [
+        DoctorCheck("mine.broken", "mine", "", broken),
+        DoctorCheck("mine.wrong", "mine", "", lambda facts: ["text"]),
+        DoctorCheck("system.mine", "system", "", lambda facts: [Result("ok", "fine")]),
+    ]
+    found = run_checks(mine, Facts("1"))
+    assert [(item.id, item.result.status) for item in found] == [
+        ("system.mine", "ok"), ("mine.broken", "warning"), ("mine.wrong", "warning"),
+    ]  # fmt: skip
+    assert found[1].result.text == "the check mine.broken failed itself: ZeroDivisionError: oops"
+
+
+# Settings.
+
+
+def test_b04_names_that_only_look_like_settings(k3port: Any, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine()
+    monkeypatch.setenv("K3PORT_THREAD", "2")
+    monkeypatch.setenv("VLLM_ATTENTION_BACKEND", "X")
+    found = results(k3port)
+    assert "K3PORT_THREAD=2 is ignored; did you mean K3PORT_THREADS?" in texts(found, "settings.names", "warning")
+    assert "VLLM_ATTENTION_BACKEND=X not read by k3port" in texts(found, "settings.foreign", "warning")
+
+
+def test_settings_that_cannot_be_read_are_a_failure_not_the_end(
+    k3port: Any, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine()
+    monkeypatch.setenv("K3PORT_THREADS", "two")
+    found = results(k3port, code=1)
+    assert "K3PORT_THREADS = 'two'" in texts(found, "settings.values", "fail")
+    assert texts(found, "devices.found", "ok")
+
+
+def test_the_table_of_settings(k3port: Any, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine()
+    monkeypatch.setenv("K3PORT_THREADS", "2")
+    out = k3port("doctor", "--settings").out
+    assert re.search(r"^setting +value +source +effect$", out, re.MULTILINE)
+    assert re.search(r"^K3PORT_THREADS +2 +environment +\S", out, re.MULTILINE)
+    assert re.search(r"^K3PORT_PLATFORM +- +default +\S", out, re.MULTILINE)
+    assert "K3PORT_PLATFORM" not in k3port("doctor").out
+
+
+def test_a_platform_of_the_environment_that_does_not_exist(
+    k3port: Any, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine()
+    monkeypatch.setenv("K3PORT_PLATFORM", "mi35x")
+    found = results(k3port, code=1)
+    assert "K3PORT_PLATFORM: unknown platform 'mi35x'; did you mean mi355x?" in texts(
+        found, "profiles.platform", "fail"
+    )
+    assert texts(found, "profiles.file", "ok")
+
+
+def test_platform_files_that_cannot_be_read(
+    k3port: Any, machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    machine()
+    file = tmp_path / "mine.yaml"
+    file.write_text("schema: [")
+    given = k3port("doctor", "--profiles", file)
+    assert (given.code, given.out) == (2, "")
+    monkeypatch.setenv("K3PORT_PROFILES", str(file))
+    monkeypatch.setattr(settings, "_current", None)
+    found = results(k3port, code=1)
+    assert f"{file} is not valid YAML" in texts(found, "profiles.file", "fail")
+    assert texts(found, "devices.found", "ok")
+
+
+# Devices.
+
+
+def test_b15_doctor_shows_the_source_that_was_used(k3port: Any, machine: Machine, tmp_path: Path) -> None:
+    write_node(tmp_path, 1, vendor_id=4098, gfx_target_version=90500)
+    machine(amd_probe(Answer("[]")), torch=TorchBuild("2.14.0", hip="7.1"))
+    found = results(k3port, code=1)  # the device file is not there
+    assert "amdsmi lists 0 GPU(s), kfd lists 1; kfd is used first" in texts(found, "devices.sources", "warning")
+    assert "1 GPU(s) seen, 1 visible, 0 usable: AMD GPU (gfx950)" in texts(found, "devices.found", "ok")
+    assert "/dev/kfd is not there" in texts(found, "devices.usable", "fail")
+
+
+@pytest.mark.parametrize(
+    ("environ", "visible", "warning"),
+    [
+        ({"ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "1"}, 0, "counts what ROCR_VISIBLE_DEVICES=1 leaves"),
+        ({"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "0"}, 1, ""),
+        ({"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1"}, 1, "disagree: HIP goes by HIP_VISIBLE_DEVICES"),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, 1, ""),
+    ],
+)
+def test_b19_doctor_computes_the_effective_set(
+    k3port: Any, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str],
+    visible: int, warning: str,
+) -> None:  # fmt: skip
+    write_kfd(tmp_path, 90402, 90402)
+    machine(amd_probe(), torch=TorchBuild("2.14.0", hip="7.1"))
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    result = k3port("doctor", "--json")
+    found = {c["id"]: c for c in json.loads(result.out)["checks"] if c["id"] == "devices.visible"}
+    assert f"2 GPU(s) seen, {visible} visible" in result.out
+    said = [
+        c["text"] for c in json.loads(result.out)["checks"] if c["id"] == "devices.visible" and c["status"] == "warning"
+    ]
+    assert bool(said) == bool(warning)
+    assert warning in "".join(said)
+    assert found or not warning
+
+
+@pytest.mark.parametrize("mask", ["GPU-8", "GPU-0", "MIG-1", "0,,1", "", "-1", "99", "x"])
+def test_b17_no_mask_stops_doctor(k3port: Any, machine: Machine, monkeypatch: pytest.MonkeyPatch, mask: str) -> None:
+    machine(nvidia_probe(*EIGHT), torch=CUDA_TORCH)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
+    result = k3port("doctor", "-v")
+    assert result.code in (0, 1)
+    assert "8 GPU(s) seen" in result.out
+    assert "error: " not in result.err
+
+
+def test_b17_an_unknown_uuid_is_named(k3port: Any, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(nvidia_probe(*EIGHT), torch=CUDA_TORCH)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-feed")
+    assert "no GPU has the UUID GPU-feed" in k3port("doctor").out
+
+
+def test_b22_fewer_devices_than_ranks(k3port: Any, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(nvidia_probe(*EIGHT), torch=CUDA_TORCH)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-3")
+    result = k3port("doctor", "--tp", "8")
+    assert result.code == 1
+    assert "x devices.group: TP8 asked, 1 device visible because CUDA_VISIBLE_DEVICES=GPU-3\n" in result.out
+    assert "try: unset CUDA_VISIBLE_DEVICES" in result.out
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert "devices.group: 8 GPUs of one architecture are usable together" in k3port("doctor", "--tp", "8", "-v").out
+
+
+def test_b25_time_and_source_of_the_look(k3port: Any, machine: Machine, tmp_path: Path) -> None:
+    write_kfd(tmp_path)
+    machine(amd_probe())
+    before = json.loads(k3port("doctor", "--json").out)["detection"]
+    write_kfd(tmp_path, *[90500] * 8)
+    after = json.loads(k3port("doctor", "--json").out)["detection"]
+    assert (len(before["gpus"]), len(after["gpus"])) == (0, 8)
+    assert re.match(r"\d{4}-.*\+00:00$", after["at"])
+    assert [(s["source"], s["state"]) for s in after["sources"]] == [
+        ("kfd", "ok"),
+        ("amdsmi", "absent"),
+        ("pci", "absent"),
+    ]
+
+
+def test_b27_mixed_cards(k3port: Any, machine: Machine) -> None:
+    display = Card("GPU-d", "00000000:01:00.0", "NVIDIA RTX 5060", (12, 0), 8 << 30, 3840, 2500)
+    b300 = Card("GPU-c", "00000000:41:00.0", "NVIDIA B300", (10, 3), 288 * 10**9, 18944, 2000)
+    machine(nvidia_probe(display, b300), torch=CUDA_TORCH)
+    found = results(k3port, code=None)
+    assert "NVIDIA B300 (0000:41:00.0) is 1 by PCI, 0 in CUDA" in texts(found, "devices.order", "warning")
+    assert "different architectures" in texts(found, "devices.mixed", "warning")
+    assert "b300 (sm_103), recognised by its architecture" in texts(found, "profiles.platform", "ok")
+    asked = results(k3port, "--tp", "2", code=1)
+    assert "TP2 asked over GPUs of different architectures" in texts(asked, "devices.group", "fail")
+
+
+def test_b27_two_vendors(k3port: Any, machine: Machine, tmp_path: Path) -> None:
+    write_kfd(tmp_path, 90402)
+    machine(nvidia_probe(*EIGHT[:1]), amd_probe(), torch=CUDA_TORCH)
+    assert "a run uses one vendor, which has to be chosen" in k3port("doctor").out
+
+
+@pytest.mark.parametrize(("code", "cause"), [(802, "fabric manager"), (803, "different versions"), (804, "compat")])
+def test_b28_seen_and_not_usable(k3port: Any, machine: Machine, code: int, cause: str) -> None:
+    machine(nvidia_probe(*EIGHT, code=code), torch=TorchBuild("2.14.0", cuda="13.2"))
+    found = results(k3port, code=1)
+    assert "8 GPU(s) seen, 8 visible, 0 usable" in texts(found, "devices.found")
+    assert cause in texts(found, "devices.usable", "fail")
+    assert "built for CUDA 13.2, driver 580.95.05 goes up to CUDA 13.0" in texts(found, "devices.torch", "warning")
+    assert "no GPU can compute" in texts(found, "devices.group", "fail")
+
+
+def test_torch_of_another_vendor(k3port: Any, machine: Machine, tmp_path: Path) -> None:
+    write_kfd(tmp_path, 90402)
+    machine(amd_probe(), torch=CUDA_TORCH)
+    assert "is built for CUDA, the GPUs are from AMD" in texts(results(k3port, code=None), "devices.torch", "warning")
+
+
+# Platforms.
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("mi355", "mi355x (gfx950)"), ("mi350", "mi350x (gfx950)"), ("MI355X", "mi355x (gfx950)"),
+        ("mi325", "mi325x (gfx942)"), ("gfx1250", "mi450 (gfx1250)"),
+    ],
+)  # fmt: skip
+def test_b21_platform_names(k3port: Any, machine: Machine, name: str, line: str) -> None:
+    machine()
+    found = results(k3port, "--platform", name)
+    assert texts(found, "profiles.platform", "info").startswith(
+        f"{line}, from --platform; answers come from the profile"
+    )
+
+
+def test_b21_ambiguous_and_unknown_names(k3port: Any, machine: Machine) -> None:
+    machine()
+    several = k3port("doctor", "--platform", "gfx950")
+    assert (several.code, "mi350x and mi355x" in several.err) == (2, True)
+    unknown = k3port("doctor", "--platform", "mi999q")
+    assert unknown.code == 2
+    assert all(name in unknown.err for name in ("mi300x", "b300", "cpu"))
+
+
+def gpu(name: str, arch: str, memory: int = 0, vendor: Any = "amd") -> Gpu:
+    return Gpu(Device(vendor, arch, name, "fake", memory_bytes=memory))
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (gpu("AMD Instinct MI355X", "gfx950"), ["mi355x"]),
+        (gpu("AMD Instinct MI350X OAM", "gfx950"), ["mi350x"]),
+        (gpu("AMD Radeon Graphics", "gfx950"), ["mi350x", "mi355x"]),
+        (gpu("AMD Instinct MI355X", "gfx942", 256 * 10**9), ["mi325x"]),
+        (gpu("", "gfx942", 192 * 10**9), ["mi300x"]),
+        (gpu("NVIDIA H200 NVL", "sm_90", vendor="nvidia"), ["h200"]),
+        (gpu("NVIDIA GB300", "sm_103", vendor="nvidia"), ["gb300-nvl72"]),
+        (gpu("MI300X", "sm_90", 80 * 10**9, vendor="nvidia"), ["h100"]),
+        (gpu("MI300X", "gfx1100"), []),
+    ],
+)
+def test_b21_the_architecture_decides_and_names_only_tell_equals_apart(found: Gpu, expected: list[str]) -> None:
+    assert [profile.name for profile in fitting_profiles(found, load_profiles())] == expected
+
+
+def test_several_platforms_fit(k3port: Any, machine: Machine, tmp_path: Path) -> None:
+    write_kfd(tmp_path, 90500, memory=288 * 10**9)
+    machine(amd_probe(), torch=TorchBuild("2.14.0", hip="7.1"))
+    text = texts(results(k3port, code=None), "profiles.platform", "warning")
+    assert text == "the GPUs fit several platforms: mi350x, mi355x"
+
+
+# Packages.
+
+
+def test_b23_a_version_outside_the_validated_range(k3port: Any, machine: Machine) -> None:
+    machine(packages={"triton": "3.8.0"})
+    (item,) = results(k3port, "--platform", "mi355")["packages.validated"]
+    assert item["status"] == "warning"
+    assert "triton 3.8.0 is outside the validated range >=3.7,<3.8" in item["text"]
+    assert "InferenceX#2852" in item["text"]
+    machine(packages={"triton": "3.7.1"})
+    assert "packages.validated" not in results(k3port, "--platform", "mi355")
+
+
+def test_torch_absent(k3port: Any, machine: Machine) -> None:
+    machine(torch=TorchBuild())
+    found = results(k3port, code=1)
+    (item,) = found["packages.torch"]
+    assert (item["status"], item["remedy"]) == ("fail", "pip install torch")
+    assert texts(found, "kernels.declared", "ok")
+
+
+def test_packages_that_are_missing(k3port: Any, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(nvidia_probe(*EIGHT), torch=CUDA_TORCH, packages={"triton": "3.7.0", "amd-aiter": "0.1.7"})
+    monkeypatch.setattr(doctor_facts, "REQUIRED", (*doctor_facts.REQUIRED, "never-there"))
+    found = results(k3port, code=1)
+    assert texts(found, "packages.required", "fail") == "missing: never-there"
+    assert "flashinfer-python is not installed" in texts(found, "packages.optional", "warning")
+    assert "amd-aiter 0.1.7, not needed on nvidia" in texts(found, "packages.optional", "info")
+
+
+def environment(*folders: Path) -> dict[str, str]:
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith("K3PORT_")},
+        "PYTHONPATH": os.pathsep.join(map(str, (*folders, ROOT))),
+    }
+
+
+def run_doctor(*args: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "k3port", "doctor", *args]
+    return subprocess.run(command, env=environment(folder), capture_output=True, text=True, timeout=60)
+
+
+def write_package(folder: Path, name: str, version: str, module: str, code: str, entry_point: str = "") -> Path:
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    if entry_point:
+        (info / "entry_points.txt").write_text(f"[k3port]\n{entry_point}\n")
+    (folder / f"{module}.py").write_text(code)
+    return folder
+
+
+@pytest.mark.parametrize("effect", ["raise ImportError('no libamdhip64.so')", "import time; time.sleep(30)"])
+def test_b08_an_optional_package_is_not_imported(tmp_path: Path, effect: str) -> None:
+    write_package(tmp_path, "amd-aiter", "0.1.7", "aiter", f"open({str(tmp_path / 'imported')!r}, 'w'); {effect}")
+    begin = time.perf_counter()
+    done = run_doctor("-v", folder=tmp_path)
+    assert time.perf_counter() - begin < 10
+    assert done.returncode == 0, done.stdout
+    assert "amd-aiter 0.1.7, not needed on cpu (not imported)" in done.stdout
+    assert not (tmp_path / "imported").exists()
+
+
+def test_b08_a_failing_import_is_reported_with_deep(tmp_path: Path) -> None:
+    write_package(tmp_path, "amd-aiter", "0.1.7", "aiter", "raise ImportError('no libamdhip64.so')")
+    write_package(tmp_path, "triton", "3.7.0", "triton", "print('noise')")
+    (tmp_path / "torch.py").write_text("")  # the real one takes seconds
+    done = run_doctor("--deep", "--json", folder=tmp_path)
+    items = [item for item in json.loads(done.stdout)["checks"] if item["id"] == "packages.import"]
+    said = {item["text"]: item["status"] for item in items}
+    assert said["amd-aiter 0.1.7: present, import failed: ImportError: no libamdhip64.so"] == "warning"
+    assert said["triton can be imported"] == "ok"
+
+
+def test_a_slow_import_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write_package(tmp_path, "amd-aiter", "0.1.7", "aiter", "import time; time.sleep(60)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(doctor_facts, "_IMPORT_SECONDS", 1.0)
+    assert doctor_facts._try_imports({"amd-aiter": "0.1.7"}) == {"amd-aiter": "no answer within 1 s"}
+
+
+def test_a_broken_torch_is_a_finding(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libtorch is broken', name='torch')\n")
+    done = run_doctor(folder=tmp_path)
+    assert done.returncode == 1
+    assert "x packages.torch: PyTorch is damaged: " in done.stdout
+    assert "try: pip install --force-reinstall torch" in done.stdout
+    assert done.stderr == ""
+
+
+# Plugins.
+
+CLASH = """
+class Plugin:
+    @hookimpl
+    def k3port_kernels(self):
+        return [KernelSpec(name="reference.linear", op="linear", load="torch:add", doc="")]
+plugin = Plugin()
+"""
+CHECK = """
+from k3port.oracle.checks import DoctorCheck, Result
+class Plugin:
+    @hookimpl
+    def k3port_doctor_checks(self):
+        return [DoctorCheck("mine.cable", "mine", "the cable", lambda facts: [Result("warning", "loose", "push it")])]
+plugin = Plugin()
+"""
+WRONG = """
+class Plugin:
+    @hookimpl
+    def k3port_kernels(self, more):
+        return []
+plugin = Plugin()
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "said"),
+    [
+        (
+            "raise RuntimeError('no licence')",
+            0,
+            "! plugins.load: plugin bad of bad-kernels (bad_kernels:plugin) was skipped",
+        ),
+        (WRONG, 0, "! plugins.load: plugin bad of bad-kernels (bad_kernels:plugin) was skipped"),
+        (
+            CLASH,
+            1,
+            "x plugins.names: two plugins own the kernel name reference.linear; k3port.backends.reference; bad of",
+        ),
+        (CHECK, 0, "! mine.cable: loose\n           try: push it"),
+    ],
+    ids=["raises", "wrong signature", "clash", "own check"],
+)
+def test_b12_plugins(tmp_path: Path, code: str, status: int, said: str) -> None:
+    write_package(tmp_path, "bad-kernels", "1.0", "bad_kernels", PLUGIN.format(code=code), "bad = bad_kernels:plugin")
+    done = run_doctor("-v", folder=tmp_path)
+    assert (done.returncode, done.stderr) == (status, ""), done.stdout
+    assert said in done.stdout
+    assert "plugins.load: bad (bad-kernels 1.0)" in done.stdout
+    assert "kernels declared for cpu" in done.stdout
+
+
+def test_a_plugin_that_fails_gives_nothing_at_all() -> None:
+    class Half:
+        @hookimpl
+        def k3port_detect(self) -> list[Device]:
+            return [Device("amd", "gfx942", "half", "fake")]
+
+        @hookimpl
+        def k3port_doctor_checks(self) -> list[DoctorCheck]:
+            raise RuntimeError("no")
+
+    registry = plugins.make_registry([Half()], entry_points=False)
+    assert "half" not in [device.name for device in registry.devices]
+    assert "RuntimeError: no" in registry.problems[0]
+
+
+def test_the_order_of_plugins_is_that_of_their_registration() -> None:
+    class One:
+        def __init__(self, name: str) -> None:
+            self.device = Device("amd", "gfx942", name, "fake")
+
+        @hookimpl
+        def k3port_detect(self) -> list[Device]:
+            return [self.device]
+
+    names = [f"plugin {n}" for n in range(12)]
+    registry = plugins.make_registry([One(name) for name in names], entry_points=False)
+    assert [device.name for device in registry.devices][-12:] == names
+
+
+# The system.
+
+
+def test_b106_which_transport_would_be_used(k3port: Any, machine: Machine, tmp_path: Path) -> None:
+    machine()
+    assert "TCP sockets" in texts(results(k3port), "system.rdma", "ok")
+    (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
+    assert "1 RDMA device(s), and /dev/infiniband cannot be opened" in texts(results(k3port), "system.rdma", "warning")
+    (tmp_path / "dev/infiniband").mkdir(parents=True)
+    (tmp_path / "dev/infiniband/uverbs0").touch()
+    assert "collectives between machines use them" in texts(results(k3port), "system.rdma", "ok")
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("0.0.0.0", "no address that another machine can reach"),
+        ("::", "no address"),
+        ("169.254.3.4", "link-local"),
+        ("fe80::1", "link-local"),
+        ("10.0.0.4", ""),
+        ("", ""),
+    ],
+)
+def test_b106_addresses_that_nobody_reaches(
+    k3port: Any, machine: Machine, monkeypatch: pytest.MonkeyPatch, address: str, said: str
+) -> None:
+    machine()
+    monkeypatch.setenv("MASTER_ADDR", address)
+    found = results(k3port, code=1 if said else 0)
+    assert said in texts(found, "system.address", "fail")
+    assert bool(said) == ("system.address" in found)
+
+
+def test_small_shared_memory_matters_with_gpus() -> None:
+    system = checks.SystemFacts(shared_memory_bytes=64 << 20)
+    assert list(builtin_checks._shared_memory(Facts("1", system=system))) == []
+    with_gpu = Facts("1", system=system, detection=detect.Detection(gpus=(gpu("x", "gfx942"),)))
+    assert [result.status for result in builtin_checks._shared_memory(with_gpu)] == ["warning"]
+
+
+# Kernels and models.
+
+
+def test_a_model_is_described_without_reading_weights(k3port: Any, machine: Machine, tiny_checkpoint: Path) -> None:
+    machine()
+    found = results(k3port, "--model", tiny_checkpoint)
+    assert re.match(
+        r"kimi-k3, \d+ layers: \d+ KDA, \d+ MLA; \d+ of them with \d+ experts", texts(found, "model.layers")
+    )
+    assert "weight file(s) complete" in texts(found, "model.checkpoint", "ok")
+    assert re.match(r"text ends at \[\d.*\(.*(tokenizer|config.json) \[", texts(found, "model.stop-ids", "ok"))
+    assert "runs now on cpu, TP1: " in texts(found, "kernels.plan", "ok")
+    out = k3port("doctor", "--model", tiny_checkpoint).out
+    assert "- model.layers: kimi-k3" in out
+    assert "- kernels.plan: would run on cpu, TP1" in out
+
+
+def test_a_model_for_a_platform_that_is_not_here(k3port: Any, machine: Machine, tiny_checkpoint: Path) -> None:
+    machine()
+    found = results(k3port, "--model", tiny_checkpoint / "config.json", "--platform", "b300")
+    assert "would run on b300" in texts(found, "kernels.plan", "ok")
+    assert texts(found, "model.checkpoint") == "config.json alone: no weight files to check"
+    assert "devices.group" not in found
+
+
+def test_a_damaged_checkpoint(k3port: Any, machine: Machine, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    machine()
+    copy = Path(shutil.copytree(tiny_checkpoint, tmp_path / "copy"))
+    next(copy.glob("*.safetensors")).write_bytes(b"")
+    assert "cannot be used" in texts(results(k3port, "--model", copy, code=1), "model.checkpoint", "fail")
+    (copy / "config.json").write_text("{")
+    assert "is not valid JSON" in texts(results(k3port, "--model", copy, code=1), "model.checkpoint", "fail")
+    assert k3port("doctor", "--model", tmp_path / "none").code == 1
+
+
+def test_a_model_without_stop_ids(k3port: Any, machine: Machine, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    machine()
+    values = json.loads((tiny_checkpoint / "config.json").read_text())
+    for part in (values, values["text_config"]):
+        part.pop("eos_token_id", None)
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    found = results(k3port, "--model", tmp_path / "config.json")
+    assert "text ends only at its limit" in texts(found, "model.stop-ids", "warning")
+
+
+def plan_of(kernel: str, would: str) -> Plan:
+    now, later = (Selection("linear", None, name, "because") for name in (kernel, would))
+    return Plan("mi300x", Device("amd", "gfx942", "x", "fake"), "bfloat16", 1, (now,), (later,))
+
+
+def test_references_on_a_gpu_are_a_warning() -> None:
+    profile = load_profiles()["mi300x"]
+    facts = Facts("1", profile=profile, plan=plan_of("reference.linear", "rocm.linear"))
+    (warning,) = [result for result in builtin_checks._plan(facts) if result.status == "warning"]
+    assert warning.text == "1 of 1 slots run on reference kernels on mi300x, which are slow: linear"
+    for other in (
+        dataclasses.replace(facts, here=False),
+        dataclasses.replace(facts, profile=load_profiles()["cpu"]),
+        dataclasses.replace(facts, plan=plan_of("rocm.linear", "rocm.linear")),
+    ):
+        assert "warning" not in [result.status for result in builtin_checks._plan(other)]
+
+
+@pytest.mark.parametrize(("here", "status"), [(True, "fail"), (False, "warning")])
+def test_a_slot_without_kernel_fails_only_here(here: bool, status: str) -> None:
+    plan = dataclasses.replace(plan_of("a.b", "a.b"), selections=(Selection("kda", "decode", "", GAP),))
+    facts = Facts("1", profile=load_profiles()["mi300x"], plan=plan, here=here)
+    (gap,) = [result for result in builtin_checks._plan(facts) if "nothing runs yet" in result.text]
+    assert (gap.status, gap.remedy) == (status, "k3port kernels explain kda")
+
+
+def test_a_model_that_does_not_fit() -> None:
+    memory = MemoryPlan((MemoryItem("weights", 200 << 30, ""),), 100 << 30, False, 0, 0, "16 GPUs hold it")
+    facts = Facts("1", plan=dataclasses.replace(plan_of("a", "a"), memory=memory), model=checks.ModelFacts("x"))
+    (result,) = builtin_checks._model_memory(facts)
+    assert result.status == "fail"
+    assert result.text.endswith("one device offers 100.0 GiB: does not fit. 16 GPUs hold it")
+
+
+def test_metadata_of_the_installed_packages_is_read() -> None:
+    found = doctor_facts.host_versions(["click", "never-there"])
+    assert found == {"click": importlib.metadata.version("click")}
+
+
+def test_a_kernel_that_a_profile_names_and_nobody_has(k3port: Any, machine: Machine) -> None:
+    machine()
+    spec = KernelSpec(name="x.y", op="linear", load="", doc="")
+    facts = Facts("1", kernels=(spec,), profile_faults=("platforms.yaml:3: kernels.linear: no kernel x.z",))
+    assert [result.status for result in builtin_checks._profile_kernels(facts)] == ["warning"]

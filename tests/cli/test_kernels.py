@@ -1,0 +1,145 @@
+"""``k3port kernels``: the registry, and the trace of one op."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from k3port.errors import ExitCode
+from k3port.plugins import default_registry
+from k3port.testing.published import published_k3_config
+
+
+@pytest.fixture(scope="module")
+def k3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("published") / "config.json"
+    path.write_text(json.dumps(published_k3_config()))
+    return path
+
+
+def test_every_kernel_is_listed(k3port: Any) -> None:
+    result = k3port("kernels", "list")
+    assert (result.code, result.err) == (0, "")
+    rows = [line.split() for line in result.out.splitlines()]
+    assert rows[0] == ["op", "kernel", "phases", "built", "limits"]
+    assert {row[1] for row in rows[1:]} == {spec.name for spec in default_registry().kernels}
+    built = {row[1]: row[3] for row in rows[1:]}
+    assert (built["cpu.linear"], built["cuda.flashinfer_mla_trtllm"]) == ("yes", "no")
+
+
+def test_the_list_can_be_narrowed(k3port: Any) -> None:
+    of_op = k3port("kernels", "list", "--op", "mla_attend").out
+    assert {line.split()[0] for line in of_op.splitlines()[1:]} == {"mla_attend"}
+    names = {line.split()[1] for line in k3port("kernels", "list", "--platform", "mi355").out.splitlines()[1:]}
+    assert "rocm.aiter_mla_asm" in names
+    assert not any(name.startswith(("cuda.", "cpu.")) for name in names)
+    assert "reference.linear" in names
+    # An architecture counts, not only its vendor.
+    turing = {line.split()[1] for line in k3port("kernels", "list", "--platform", "h200").out.splitlines()[1:]}
+    assert "cuda.flashinfer_mla_trtllm" not in turing
+    assert "cuda.flashinfer_mla_wrapper" in turing
+
+
+def test_the_list_as_json(k3port: Any) -> None:
+    document = json.loads(k3port("kernels", "list", "--op", "kda", "--json").out)
+    records = {record["name"]: record for record in document["kernels"]}
+    assert set(records) == {spec.name for spec in default_registry().kernels if spec.op == "kda"}
+    record = records["reference.kda"]
+    assert record["built"] is True
+    assert record["parts"] == ["short_conv", "kda_gate", "kda_core", "gated_norm"]
+    assert record["layouts"] == {"kda_state": "vk:float32", "conv_state": "wp"}
+
+
+def test_explain_shows_the_choice_and_each_candidate(k3port: Any, k3: Path) -> None:
+    result = k3port("kernels", "explain", "mla_attend@decode", "--model", k3, "--platform", "mi355", "--tp", "8")
+    assert result.code == 0
+    sizes = "H 12, C 512, N 128, R 64, V 128, page 64; bfloat16, bfloat16; tp 8, ep 1"
+    assert result.out.startswith(f"mla_attend_decode: {sizes}\n")
+    assert "  runs now (all tokens): reference.mla_attend_absorbed: " in result.out
+    assert "  would run (all tokens): rocm.aiter_mla_asm: " in result.out
+    names = re.findall(r"^  (\w+\.\w+): ", result.out, re.M)
+    assert sorted(names) == sorted(s.name for s in default_registry().kernels if s.op == "mla_attend")
+    assert names[0] == "rocm.aiter_mla_asm"
+    asm = result.out[result.out.index("  rocm.aiter_mla_asm: ") :]
+    assert asm.startswith("  rocm.aiter_mla_asm: NOT_BUILT its adapter does not exist")
+    assert "\n    padding: 12 heads padded to 16" in asm
+    assert "\n    layouts: mla_cache = paged:latent" in asm
+    assert re.search(r"^  cuda\.flashinfer_mla_trtllm: VENDOR needs nvidia", result.out, re.M)
+
+
+def test_explain_gives_hints_and_windows(k3port: Any, k3: Path) -> None:
+    asked = ("kernels", "explain", "--model", k3, "--platform", "b200", "--tp", "8")
+    reduce = k3port(*asked, "all_reduce").out
+    assert re.search(r"^    window: \d+\.\.\d+$", reduce, re.M)
+    assert reduce.count("  would run (") > 1
+    assert "  runs now (all tokens): none: no kernel fits" in reduce
+    experts = k3port(*asked, "moe_experts").out
+    assert re.search(r"NUMERICS .*mxfp8", experts)
+    assert "    hint: --activations" in experts
+
+
+def test_explain_as_json(k3port: Any, k3: Path) -> None:
+    asked = ("kernels", "explain", "kda", "--model", k3, "--platform", "b200", "--tp", "16", "--json")
+    document = json.loads(k3port(*asked).out)
+    assert [trace["slot"] for trace in document["traces"]] == ["kda_prefill", "kda_decode"]
+    decode = document["traces"][1]
+    assert decode["query"]["axes"]["H"] == 6
+    codes = {c["name"]: c["code"] for c in decode["candidates"]}
+    assert codes["cuda.flashinfer_kda_decode"] == "AXIS"
+    (chosen,) = decode["would_run"]
+    assert chosen["kernel"].startswith("portable.")
+    assert codes[chosen["kernel"]] == "NOT_BUILT"
+    assert decode["runs_now"][0]["kernel"] == "reference.kda"
+    assert "--tp 8" in next(c for c in decode["candidates"] if c["name"] == "cuda.flashinfer_kda_decode")["detail"]
+
+
+def test_explain_without_a_plan_still_shows_candidates(k3port: Any, k3: Path) -> None:
+    pin = ("--kernel", "mla_attend@decode=cuda.flashinfer_mla_trtllm")
+    result = k3port("kernels", "explain", "mla_attend@decode", "--model", k3, "--platform", "h200", *pin)
+    assert result.code == 0
+    assert "warning: no kernel fits on h200: candidates are shown one by one" in result.err
+    assert "cuda.flashinfer_mla_trtllm: ARCH needs sm_100" in result.out
+    assert "would run" not in result.out
+
+
+@pytest.mark.parametrize(
+    ("args", "message", "hint"),
+    [
+        (("explain", "mla_atend"), "unknown op 'mla_atend'", "did you mean mla_attend?"),
+        (("explain", "zzz"), "unknown op 'zzz'", "ops: embed, "),
+        (("explain", "linear@decode"), "linear has no phase 'decode'", "phases of linear: none"),
+        (("explain", "kda@verify"), "kda has no phase 'verify'", "phases of kda: prefill, decode"),
+        (("explain",), "missing argument 'OP'", "k3port kernels explain --help"),
+        (("list", "--op", "lineer"), "unknown op 'lineer'", "did you mean linear?"),
+        (("list", "--platform", "b20"), "unknown platform 'b20'", "did you mean b200?"),
+        (("lst",), "unknown command lst", "did you mean k3port kernels list?"),
+    ],
+)
+def test_usage(k3port: Any, k3: Path, args: tuple[str, ...], message: str, hint: str) -> None:
+    more = ("--model", k3) if args[0] == "explain" else ()
+    result = k3port("kernels", *args, *more)
+    assert (result.code, result.out) == (ExitCode.USAGE, "")
+    assert f"error: {message}" in result.err
+    assert f"hint: {hint}" in result.err
+
+
+def test_an_op_that_the_model_does_not_use(k3port: Any, tiny_linear_folder: Path) -> None:
+    result = k3port("kernels", "explain", "attn_res", "--model", tiny_linear_folder)
+    assert result.code == ExitCode.USAGE
+    assert "linear does not use attn_res" in result.err
+
+
+def test_no_torch(k3: Path) -> None:
+    code = (
+        "import sys; from k3port.cli.main import main; "
+        "code = main(sys.argv[1:]); sys.exit(code or 9 * bool({'torch', 'numpy', 'triton'} & set(sys.modules)))"
+    )
+    for args in (["list"], ["explain", "kda", "--model", str(k3), "--platform", "mi355"]):
+        command = [sys.executable, "-c", code, "kernels", *args]
+        subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, check=True)
