@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -27,7 +27,7 @@ from k3port.runtime.pools import PAGE_TOKENS, Pools, pages_for
 from k3port.runtime.preflight import Checkpoint, check_checkpoint
 from k3port.runtime.request import FinishReason, Generation, Request, SamplingParams, TokenEvent
 from k3port.runtime.threads import PhaseThreads
-from k3port.settings import get_settings
+from k3port.settings import get_settings, merge_pins
 from k3port.text.loading import TextStream, TextTokenizer, load_tokenizer
 
 Prompt = str | Sequence[int]
@@ -132,7 +132,7 @@ class Runtime:
             registry.kernels,
             profile.device(),
             platform=platform,
-            pins={**get_settings().kernels, **(kernels or {})},
+            pins=merge_pins(get_settings().kernels, kernels or {}),
         )
         tokenizer = load_tokenizer(checkpoint.folder, config.vocab_size)
         specs = {spec.name: spec for spec in registry.kernels}
@@ -186,7 +186,7 @@ class Runtime:
 
     def stream(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
-    ) -> Iterator[TokenEvent]:
+    ) -> Generator[TokenEvent]:
         """Like :meth:`generate`, token by token; closing the iterator early drops what still runs.
 
         Bad arguments raise here, not at the first token.
@@ -252,7 +252,8 @@ class Runtime:
         for index, (prompt, one) in enumerate(zip(many, each, strict=True)):
             if isinstance(prompt, str) and self.tokenizer is None:
                 raise UsageError(
-                    f"{self.checkpoint.folder} has no tokenizer (tiktoken.model or tokenizer.json)", hint="give token ids instead of text"
+                    f"{self.checkpoint.folder} has no tokenizer (tiktoken.model or tokenizer.json)",
+                    hint="give token ids instead of text",
                 )
             ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) and self.tokenizer else list(prompt)
             stop = frozenset(one.stop_ids) | (frozenset() if one.ignore_eos else self.stop_ids)
@@ -280,7 +281,7 @@ class Runtime:
             )
         return [i for i in ids if isinstance(i, int)]
 
-    def _run(self, requests: list[Request]) -> Iterator[TokenEvent]:
+    def _run(self, requests: list[Request]) -> Generator[TokenEvent]:
         decoders = {r.index: None if self.tokenizer is None else self.tokenizer.stream_decoder() for r in requests}
         # Queued at the first token: an iterator that is never started must leave nothing behind.
         self._engine.submit(requests)

@@ -44,7 +44,9 @@ def test_text_goes_to_stdout_and_the_rest_to_stderr(k3port: Any, tiny_checkpoint
     assert result.code == 0
     assert result.out.rstrip("\n") == answer.rstrip("\n")
     first, last = result.err.splitlines(keepends=True)
-    assert re.match(r"k3port \d\S* · tiny · cpu \(float32\) · kernels: .*\d+ reference.* · threads 1/1 · context", first)
+    assert re.match(
+        r"k3port \d\S* · tiny · cpu \(float32\) · kernels: .*\d+ reference.* · threads 1/1 · context", first
+    )
     assert CLOSING.match(last)
     assert "\x1b" not in result.out + result.err
 
@@ -144,6 +146,7 @@ def test_dtype_and_platform(k3port: Any, tiny_checkpoint: Path) -> None:
     from k3port.runtime import runtime
 
     assert set(DTYPES) == set(runtime.DTYPES)
+    assert f"Default: {runtime.DEFAULT_KV_TOKENS}." in k3port("run", "--help").out
     options = ("--dtype", "bfloat16", "--platform", "cpu", "--threads", "2", "--context", "100")
     result = k3port("run", "Hello", "--model", tiny_checkpoint, *SHORT, *options)
     assert result.code == 0
@@ -164,7 +167,9 @@ def test_dry_run_prints_every_op_and_loads_nothing(tiny_checkpoint: Path) -> Non
     assert "kernels:" in text.stderr.splitlines()[0]
     lines = text.stdout.splitlines()
     assert lines[0].split() == ["op", "phase", "kernel", "why"]
-    assert any(re.fullmatch(r"kda_core +decode +cpu\.kda_core_step +highest priority \(100\) of 2 that fit", x) for x in lines)
+    assert any(
+        re.fullmatch(r"kda_core +decode +cpu\.kda_core_step +highest priority \(100\) of 2 that fit", x) for x in lines
+    )
     selections = json.loads(document.stdout)["plan"]["selections"]
     assert len(selections) == len(lines) - 1
     assert all(s["rejected"] or len(s["accepted"]) == 1 for s in selections)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from k3port.model.config import ModelConfig
-from k3port.ops.catalog import OPS, Phase, slot_name
+from k3port.ops.catalog import Phase, slot_name
 from k3port.ops.table import OpTable
 from k3port.oracle.resolve import reject, resolve
 from k3port.oracle.spec import Device, KernelSpec, OpQuery, Plan
@@ -55,9 +55,7 @@ def small_plan(config: ModelConfig, dtype: torch.dtype, references: bool, weight
     return resolve(queries, KERNELS, CPU, platform="cpu", pins=pins)
 
 
-def small_table(config: ModelConfig, dtype: torch.dtype, references: bool) -> OpTable:
-    return bind_table(small_plan(config, dtype, references), {spec.name: spec for spec in KERNELS})
-
-
-def phases_of(op: str) -> tuple[Phase | None, ...]:
-    return OPS[op].phases
+def small_table(config: ModelConfig, dtype: torch.dtype, references: bool, **overrides: Any) -> OpTable:
+    """The table of a model of references, or of the default CPU plan; ``overrides`` replace slots."""
+    by_name = {spec.name: spec for spec in KERNELS}
+    return bind_table(small_plan(config, dtype, references), by_name, overrides=overrides)
