@@ -64,6 +64,12 @@ class Runtime:
         self.tokenizer = tokenizer
         self.dtype = dtype
         self.overrides = dict(overrides or {})
+        self._limits = {
+            "max_requests": max_requests,
+            "kv_tokens": kv_tokens,
+            "prefill_chunk_tokens": prefill_chunk_tokens,
+            "threads": threads,
+        }
         self.kernels = {spec.name: spec for spec in registry.kernels}
         self.dims = rank_dims(self.config, mxfp4=checkpoint.mxfp4)
         self.table = bind_table(plan, self.kernels, overrides=self.overrides)
@@ -223,9 +229,8 @@ class Runtime:
     def forced(self, expert_ids: torch.Tensor, weights: torch.Tensor) -> Runtime:
         """This model with the router's choices replayed from ``[MoE layers, T, X]``, for one sequence."""
         overrides = {**self.overrides, "moe_route": ForcedRouting(expert_ids, weights)}
-        return Runtime(
-            self.checkpoint, self.weights, self.plan, self.registry, self.tokenizer, self.dtype, overrides=overrides
-        )
+        common = (self.checkpoint, self.weights, self.plan, self.registry, self.tokenizer, self.dtype)
+        return Runtime(*common, overrides=overrides, **self._limits)
 
     def _forward_one(
         self, model: K3Model, ids: list[int], context: int, slot: int, pages: list[int], phase: str, probe: Probe | None

@@ -96,7 +96,9 @@ def test_bfloat16_keeps_the_choices(tiny_k3_folder: Path, tiny_linear_folder: Pa
     assert k3.logits.dtype == torch.float32
     difference = check_logits(k3.logits, K3_LOGITS, 0.15)
     assert difference > 1e-3, "bfloat16 was really used"
-    assert [ids.tolist() for ids, _ in k3.routing] == K3_EXPERTS
+    # Pairs of nearly equal scores may change places.
+    for (ids, _), experts in zip(k3.routing, K3_EXPERTS, strict=True):
+        assert [sorted(row) for row in ids.tolist()] == [sorted(row) for row in experts]
     decoded = run(cached_runtime(tiny_k3_folder, "bfloat16", DEFAULT), PROMPT, [2, 1, 1, 1, 1])
     check_logits(decoded.logits, K3_LOGITS, 0.15)
     check_logits(run(cached_runtime(tiny_linear_folder, "bfloat16", DEFAULT), PROMPT).logits, LINEAR_LOGITS, 0.15)

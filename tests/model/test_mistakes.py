@@ -100,6 +100,7 @@ def test_every_operator_golden_catches_some_mistake() -> None:
         "router groups",
         "norm epsilons",
         "gated norm",
+        "sampling",
         "KDA block, prefill",
         "KDA block, decode",
     }

@@ -72,7 +72,7 @@ def test_samples_are_the_same_in_every_run(contract: Contract) -> None:
     for one, other in zip(first, second, strict=True):
         for name in contract.inputs:
             if isinstance(one.args[name], torch.Tensor):
-                assert torch.equal(one.args[name], other.args[name])
+                assert torch.equal(one.args[name].nan_to_num(7.0), other.args[name].nan_to_num(7.0))
 
 
 @each_contract

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from model_runs import Run, run
-from shared_data import shared, shared_tensors
+from shared_data import shared_tensors
 
 from k3port.model.config import ModelConfig
 from k3port.ops.contract import relative_rms
@@ -25,10 +25,6 @@ INNER_BOUND = 1e-5
 
 def expected(checkpoint: str, length: int) -> dict[str, torch.Tensor]:
     return shared_tensors(f"parity/{checkpoint}/expected/prompt_len{length:04d}.safetensors")
-
-
-def folder(checkpoint: str) -> object:
-    return shared(f"parity/{checkpoint}")
 
 
 def bounded(actual: torch.Tensor, wanted: torch.Tensor, bound: float, what: str) -> float:
