@@ -65,7 +65,7 @@ class Console:
         if chunk and not self.json_mode:
             # First, since an interrupt can come between writing and whatever follows it.
             self._ends_with_newline = chunk.endswith("\n")
-            self._stdout(_printable(chunk) if sys.stdout.isatty() else chunk)
+            self._stdout(_printable(chunk) if sys.stdout is not None and sys.stdout.isatty() else chunk)
 
     def line(self, text: str) -> None:
         """A line of the result."""
@@ -85,6 +85,8 @@ class Console:
         self._stdout(text + "\n")
 
     def _stdout(self, text: str) -> None:
+        if sys.stdout is None:
+            raise OutputError("cannot write to stdout", reasons=["it is closed"])
         try:
             sys.stdout.write(text)
             sys.stdout.flush()

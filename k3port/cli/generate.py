@@ -16,13 +16,14 @@ from k3port.cli.run import RunOptions, header
 from k3port.errors import K3Error, NumericsError, UsageError
 
 try:
-    from k3port.runtime.runtime import DEFAULT_KV_TOKENS, Runtime
-except ImportError as exc:
-    if exc.name is None or not exc.name.startswith("torch"):
-        raise
+    import torch  # noqa: F401
+except Exception as exc:
+    # A broken installation raises OSError as often as ImportError.
     raise K3Error(
         "PyTorch cannot be imported", reasons=[str(exc)], hint="install it into this environment: pip install torch"
     ) from exc
+
+from k3port.runtime.runtime import DEFAULT_KV_TOKENS, Runtime
 
 
 @dataclass
@@ -100,14 +101,14 @@ def generate(console: Console, options: RunOptions, prompt: str) -> None:
     _report_start(console, options, runtime)
     if runtime.tokenizer is None:
         raise UsageError(
-            f"{options.model} has no tokenizer (tiktoken.model)",
-            hint="add tiktoken.model and tokenizer_config.json of the model, or use the library with token ids",
+            f"{options.model} has no tokenizer (tiktoken.model or tokenizer.json)",
+            hint="add the tokenizer files of the model, or use the library with token ids",
         )
     prompt_ids = runtime.tokenizer.encode(prompt)
     answer = Answer()
     timings.started = time.perf_counter()
     try:
-        with contextlib.closing(runtime.stream([prompt_ids], options.sampling)) as events:  # type: ignore[type-var]
+        with contextlib.closing(runtime.stream([prompt_ids], options.sampling)) as events:
             for event in events:
                 if event.finish_reason == "error":
                     raise NumericsError(

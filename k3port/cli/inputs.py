@@ -52,8 +52,9 @@ def read_prompt(words: tuple[str, ...], file: str | None, *, builtin: bool) -> s
     if words and words[0] != _STDIN:
         return _checked(words[0], "the prompt")
     asked = bool(words) or file is not None
-    waiting = sys.stdin is not None and (asked or not sys.stdin.isatty())
-    prompt = _text(sys.stdin.buffer.read(), "stdin") if waiting else ""
+    prompt = ""
+    if sys.stdin is not None and (asked or not sys.stdin.isatty()):
+        prompt = _text(sys.stdin.buffer.read(), "stdin")
     if not prompt and not asked:
         if builtin:
             return None

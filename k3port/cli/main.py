@@ -65,16 +65,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             # Not cli.main(): it would print errors and broken pipes its own way.
             with cli.make_context(PROGRAM, args, obj=console) as ctx:
                 cli.invoke(ctx)
-            sys.stdout.flush()
+            _flush()
             return ExitCode.OK
         except BrokenPipeError:
             raise
         except click.exceptions.Exit as exc:
-            sys.stdout.flush()
+            _flush()
             return exc.exit_code
         except KeyboardInterrupt:
             error: K3Error = Interrupted("interrupted")
-        except Exception as exc:  # noqa: BLE001 - the last handler: whatever it is, it becomes one message
+        except Exception as exc:  # the last handler: whatever it is, it becomes one message
             error = _as_error(exc)
             if console.verbose and isinstance(error, InternalError):
                 traceback.print_exc()
@@ -82,6 +82,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except BrokenPipeError:
         return _broken_pipe()
+
+
+def _flush() -> None:
+    """Help and version are written by click, without a flush: a closed pipe would only show when Python exits."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
 
 
 def _broken_pipe() -> int:
@@ -118,7 +124,9 @@ def _usage_error(exc: click.ClickException) -> UsageError:
     if isinstance(exc, click.NoSuchOption):
         if any(c.isspace() for c in exc.option_name):
             return UsageError("unknown option", hint=f"a prompt that starts with - comes after --: {command} -- PROMPT")
-        if exc.possibilities:
+        if command == PROGRAM and any(exc.option_name in param.opts for param in run.params):
+            hint = f"options of run come after it: {PROGRAM} run {exc.option_name}"
+        elif exc.possibilities:
             hint = f"did you mean {' or '.join(sorted(exc.possibilities))}?"
         return UsageError(f"unknown option {exc.option_name}", hint=hint)
     message = (exc.message or exc.format_message()).rstrip(".")

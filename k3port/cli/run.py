@@ -102,7 +102,7 @@ def parse_pins(options: tuple[str, ...]) -> dict[str, str]:
 @click.option(
     "--threads", metavar="N", type=click.IntRange(1, MAX_THREADS), help="CPU threads. Default: chosen per phase."
 )
-@click.option("--context", type=click.IntRange(min=1), metavar="TOKENS", help="Size of the cache in tokens.")
+@click.option("--context", type=click.IntRange(min=1), metavar="TOKENS", help="Size of the cache. Default: 32768.")
 @click.option("--json", "json_mode", is_flag=True, help="Write one JSON document on stdout instead of text.")
 @click.option("--dry-run", is_flag=True, help="Check and plan only; print the kernel of every op and why.")
 @click.option("-v", "--verbose", is_flag=True, help="Print the plan, notes, and tracebacks of internal errors.")

@@ -11,8 +11,8 @@ import torch
 
 from k3port.ops.catalog import Phase
 
-# Relative RMS error that a correct kernel stays under, a few times what the built-in ones show: 1e-7 to 3e-7 in float32.
-# bfloat16: rounding the output alone is 1.7e-3.
+# Relative RMS error that a correct kernel stays under: a few times what the built-in ones show (1e-7 to 3e-7 in
+# float32). bfloat16: rounding the output alone is 1.7e-3.
 DEFAULT_TOLERANCE: Mapping[torch.dtype, float] = {
     torch.float64: 2e-14,
     torch.float32: 1e-6,

@@ -55,6 +55,7 @@ def _samples(dtype: torch.dtype, gen: torch.Generator) -> Iterator[Sample]:
     yield sample("one request", "prefill", [70], [1])
     yield sample("shorter than the window", "prefill", [1, 2, 3], [3, 1, 2], adversarial=True)
     yield sample("packed with an empty request", "prefill", [5, 0, 64, 1], [2, 5, 1, 4], adversarial=True)
+    yield sample("packed with padding", "prefill", [2, 3, 9], [1, 0, 2], adversarial=True)
     yield sample("width 3", "prefill", [9], [1], width=3)
     yield sample("decode", "decode", [1, 1, 1], [4, 2, 7])
     yield sample("decode with padding", "decode", [1, 1, 1, 1], [0, 3, 0, 1], adversarial=True)

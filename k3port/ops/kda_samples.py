@@ -96,6 +96,9 @@ def core_samples(dtype: torch.dtype, gen: torch.Generator) -> Iterator[Sample]:
             args = core_inputs(dtype, gen, [130], [1], gate=gate, rho=rho)
             yield Sample(f"keys correlated {rho}, log decay {gate:g}", args, adversarial=True)
     yield Sample("ragged with empty and single", core_inputs(dtype, gen, [1, 0, 64, 1, 65], [5, 2, 1, 4, 3]), True)
+    yield Sample("ragged with padding", core_inputs(dtype, gen, [5, 17, 3], [2, 0, 1]), True)
+    # Longer than what a kernel may hold at once; a weak decay, so that an error far back is still seen.
+    yield Sample("1100 tokens", core_inputs(dtype, gen, [1100], [1], heads=1, dim=16, gate=-0.01), True)
     # The epsilon of the normalisation is as large as these sums of squares.
     faint = core_inputs(dtype, gen, [33], [1])
     faint |= {name: faint[name] * 1e-4 for name in ("q", "k")}
@@ -196,4 +199,5 @@ def block_samples(dtype: torch.dtype, gen: torch.Generator, params_type: Any, st
         yield sample(f"prefill, bound {bound}", "prefill", [65], [1], bound)
         yield sample(f"ragged, bound {bound}", "prefill", [1, 0, 2, 40], [3, 1, 4, 2], bound, adversarial=True)
         yield sample(f"decode, bound {bound}", "decode", [1, 1], [2, 1], bound)
+    yield sample("prefill with padding", "prefill", [4, 3], [0, 1], -5.0, adversarial=True)
     yield sample("decode with padding", "decode", [1, 1, 1], [0, 2, 1], -5.0, adversarial=True)

@@ -184,12 +184,12 @@ _N, _R, _V, _C, _PAGE = 32, 16, 24, 48, 8
 
 
 def _paged(
-    gen: torch.Generator, dtype: torch.dtype, totals: list[int], width: int, page: int = _PAGE
+    gen: torch.Generator, dtype: torch.dtype, totals: list[int], width: int, garbage: float, page: int = _PAGE
 ) -> tuple[torch.Tensor, list[list[int]]]:
-    """A cache with permuted pages for requests of the given lengths; unused rows hold 1e4."""
+    """A cache with permuted pages for requests of the given lengths; unused rows hold ``garbage``."""
     counts = [-(-n // page) for n in totals]
     order = (torch.randperm(sum(counts) + 2, generator=gen)).tolist()
-    cache = torch.full((len(order), page, width), 1e4)
+    cache = torch.full((len(order), page, width), garbage)
     tables: list[list[int]] = []
     for total, count in zip(totals, counts, strict=True):
         table, order = order[:count], order[count:]
@@ -206,8 +206,9 @@ def _shape_case(
     lengths: list[int],
     contexts: list[int],
     slots: list[int] | None = None,
+    garbage: float = 1e4,
 ) -> tuple[torch.Tensor, Segment]:
-    cache, tables = _paged(gen, dtype, [a + b for a, b in zip(lengths, contexts, strict=True)], _C + _R)
+    cache, tables = _paged(gen, dtype, [a + b for a, b in zip(lengths, contexts, strict=True)], _C + _R, garbage)
     slots = list(range(1, len(lengths) + 1)) if slots is None else slots
     return cache, make_segment(phase, lengths, slots, contexts, tables, _PAGE)
 
@@ -217,6 +218,8 @@ _PREFILL_CASES = {
     "with cached context": ([9], [23]),
     "ragged": ([1, 0, 8, 20], [5, 3, 0, 16]),
 }
+# A row that a request left behind may hold anything, NaN included, and must not reach another request.
+_LEFT_BEHIND = {"1e4": 1e4, "NaN": torch.nan}
 _DECODE_CASES = {
     "one request": ([1], [12]),
     "first token": ([1, 1], [0, 7]),
@@ -225,20 +228,25 @@ _DECODE_CASES = {
 
 
 def _prefill_samples(dtype: torch.dtype, gen: torch.Generator) -> Iterator[Sample]:
+    def args(heads: int, cache: torch.Tensor, segment: Segment) -> dict[str, object]:
+        return {
+            "q": torch.randn(segment.num_tokens, heads, _N + _R, generator=gen).to(dtype),
+            "kv_b": (torch.randn(heads, _N + _V, _C, generator=gen) * _C**-0.5).to(dtype),
+            "cache": cache,
+            "scale": (_N + _R) ** -0.5,
+            "segment": segment,
+        }
+
     for heads in (1, 3):
         for name, (lengths, contexts) in _PREFILL_CASES.items():
-            cache, segment = _shape_case(gen, dtype, "prefill", lengths, contexts)
-            args = {
-                "q": torch.randn(sum(lengths), heads, _N + _R, generator=gen).to(dtype),
-                "kv_b": (torch.randn(heads, _N + _V, _C, generator=gen) * _C**-0.5).to(dtype),
-                "cache": cache,
-                "scale": (_N + _R) ** -0.5,
-                "segment": segment,
-            }
-            yield Sample(f"{name}, {heads} heads", args)
+            ordinary = args(heads, *_shape_case(gen, dtype, "prefill", lengths, contexts))
+            yield Sample(f"{name}, {heads} heads", ordinary)
             if heads == 3:
-                peaked = {**args, "q": args["q"] * 30}
+                peaked = {**ordinary, "q": ordinary["q"] * 30}  # type: ignore[operator]
                 yield Sample(f"{name}, peaked scores", peaked, adversarial=True)
+    for name, garbage in _LEFT_BEHIND.items():
+        case = _shape_case(gen, dtype, "prefill", [3, 5, 9], [4, 9, 2], [2, 0, 1], garbage)
+        yield Sample(f"with padding, {name} in unused rows", args(2, *case), adversarial=True)
 
 
 def _decode_samples(dtype: torch.dtype, gen: torch.Generator) -> Iterator[Sample]:
@@ -246,8 +254,11 @@ def _decode_samples(dtype: torch.dtype, gen: torch.Generator) -> Iterator[Sample
         for name, (lengths, contexts) in _DECODE_CASES.items():
             cache, segment = _shape_case(gen, dtype, "decode", lengths, contexts)
             yield Sample(f"{name}, {heads} heads", _decode_args(gen, dtype, heads, cache, segment))
-    cache, segment = _shape_case(gen, dtype, "decode", [1, 1, 1], [4, 9, 2], slots=[0, 2, 0])
-    yield Sample("with padding", _decode_args(gen, dtype, 2, cache, segment), adversarial=True)
+    for name, garbage in _LEFT_BEHIND.items():
+        for kind, slots in (("ragged", [3, 1, 2]), ("with padding", [0, 2, 0])):
+            cache, segment = _shape_case(gen, dtype, "decode", [1, 1, 1], [4, 19, 2], slots, garbage)
+            args = _decode_args(gen, dtype, 2, cache, segment)
+            yield Sample(f"{kind}, {name} in unused rows", args, adversarial=True)
 
 
 def _decode_args(
@@ -258,8 +269,14 @@ def _decode_args(
 
 
 def _append_samples(dtype: torch.dtype, gen: torch.Generator) -> Iterator[Sample]:
-    for name, (lengths, contexts) in _PREFILL_CASES.items():
-        cache, segment = _shape_case(gen, dtype, "prefill", lengths, contexts)
+    cases: list[tuple[str, Phase, list[int], list[int], list[int] | None]] = [
+        *((name, "prefill", *case, None) for name, case in _PREFILL_CASES.items()),
+        ("decode", "decode", [1, 1, 1], [7, 8, 0], None),
+        ("prefill with padding", "prefill", [3, 5, 2], [6, 0, 4], [2, 0, 1]),
+        ("decode with padding", "decode", [1, 1], [4, 9], [0, 2]),
+    ]
+    for name, phase, lengths, contexts, slots in cases:
+        cache, segment = _shape_case(gen, dtype, phase, lengths, contexts, slots)
         args = {
             "kv": torch.randn(sum(lengths), _C + _R, generator=gen).to(dtype),
             "norm_weight": (1 + 0.2 * torch.randn(_C, generator=gen)).to(dtype),
@@ -277,6 +294,7 @@ def _block_samples(dtype: torch.dtype, gen: torch.Generator) -> Iterator[Sample]
     cases: list[tuple[str, Phase, list[int], list[int], list[int] | None]] = [
         *((name, "prefill", *case, None) for name, case in _PREFILL_CASES.items()),
         *((f"decode, {name}", "decode", *case, None) for name, case in _DECODE_CASES.items()),
+        ("prefill with padding", "prefill", [3, 5], [6, 0], [2, 0]),
         ("decode with padding", "decode", [1, 1], [4, 9], [0, 2]),
     ]
     for gated in (True, False):

@@ -178,6 +178,9 @@ def _experts_samples(dtype: torch.dtype, gen: torch.Generator) -> Iterator[Sampl
             yield sample(f"{tokens} tokens", ids)
         yield sample("all tokens to one expert", torch.full((17, 1), 4), adversarial=True)
         yield sample("most experts idle", torch.tensor([[0, 5], [5, 0]]), adversarial=True)
+        yield sample("experts of other ranks", torch.tensor([[-1, 2, 6], [9, -3, 7], [5, 0, 6]]), adversarial=True)
+        yield sample("one token, experts of other ranks", torch.tensor([[6, 1, -1]]), adversarial=True)
+        yield sample("one token, no expert here", torch.tensor([[6, -2, 99]]), adversarial=True)
         yield sample("no tokens", torch.zeros(0, top_k, dtype=torch.int64))
 
 

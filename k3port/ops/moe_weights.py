@@ -1,4 +1,4 @@
-"""Routed experts of one layer: as stored, and as one dense stack. A MoE kernel's pack function turns one into its own form."""
+"""Routed experts of one layer: as stored, and as one dense stack. A MoE kernel packs them into its own form."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class DenseExperts:
 
 
 def keep_stored(stored: StoredExperts, dtype: torch.dtype) -> StoredExperts:
-    """Packs nothing: the kernel reads the stored form, and plain experts keep their stored type whatever ``dtype`` is."""
+    """Packs nothing: the kernel reads the stored form, and plain experts keep their type whatever ``dtype`` is."""
     del dtype
     return stored
 

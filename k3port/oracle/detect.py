@@ -165,7 +165,7 @@ def detect(
     for probe in probes:
         try:
             reports += probe(root)
-        except Exception as exc:  # noqa: BLE001 - a probe may come from a plugin; it must not stop the others
+        except Exception as exc:
             name = getattr(probe, "__module__", "a probe")
             findings.append(Finding("devices.sources", "warning", f"{name}: {type(exc).__name__}: {exc}"))
     gpus: list[Gpu] = []

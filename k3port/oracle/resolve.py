@@ -82,12 +82,14 @@ def _resolve_once(
     cells: list[_Cell] = []
     for query in queries:
         specs = _ranked(by_op.get(query.op, []), target, query.op)
-        for window in _windows(query, specs, target):
+        able = [s for s in specs if _serves_some(s, query, target, built_only)]
+        for window in _windows(query, able, target):
             cells.append(_cell(replace(query, tokens=window), specs, target, pinned.get(query.slot), built_only))
     order = sorted(cells, key=lambda c: (_PHASE_ORDER[c.query.phase], not OPS[c.query.op].parts))
     if allow_gaps:
-        # A pin stays strict: what was asked for by name is not left out in silence.
-        order = [c for c in order if c.accepted or c.query.slot in pinned]
+        # A pin stays strict, since what was asked for by name is not left out in silence; but a question about a
+        # kernel that is only declared gets its answer in the other half of the plan.
+        order = [c for c in order if c.accepted or _pin_fails(c, pinned)]
     needed = frozenset(q.slot for q in queries if q.direct)
     chosen = _search(order, 0, {}, {}, needed)
     if chosen is None:
@@ -100,6 +102,22 @@ def _resolve_once(
 def _ranked(specs: list[KernelSpec], target: Target, op: str) -> list[KernelSpec]:
     order = {name: i for i, name in enumerate(target.preferences.get(op, ()))}
     return sorted(specs, key=lambda s: (order.get(s.name, len(order)), -s.priority, s.name))
+
+
+def _serves_some(spec: KernelSpec, query: OpQuery, target: Target, built_only: bool) -> bool:
+    """Whether the kernel could serve part of the query's tokens: only such kernels cut the range into windows."""
+    (low, high), (first, last) = query.tokens, spec.window(query, target)
+    low = max(low, first)
+    high = last if high is None else high if last is None else min(high, last)
+    if high is not None and high < low:
+        return False
+    return reject(spec, replace(query, tokens=(low, high)), target, built_only=built_only) is None
+
+
+def _pin_fails(cell: _Cell, pinned: Mapping[str, str]) -> bool:
+    """Whether the cell's slot is pinned to a kernel that is refused for more than not being built."""
+    pin = pinned.get(cell.query.slot)
+    return pin is not None and not any(r.kernel == pin and r.code == "NOT_BUILT" for r in cell.rejected)
 
 
 def _windows(query: OpQuery, specs: Iterable[KernelSpec], target: Target) -> list[Tokens]:
@@ -268,6 +286,8 @@ def _no_plan(order: Sequence[_Cell], platform: str, pinned: Mapping[str, str]) -
             window = "" if cell.query.tokens == ALL_TOKENS else f" for {cell.query.tokens} tokens"
             # Of a pinned slot only the pin matters: nothing else was asked for.
             tried = [r for r in cell.rejected if r.kernel == pin] or cell.rejected
+            # Kernels of another vendor are the least of the news.
+            tried = sorted(tried, key=lambda r: r.code == "VENDOR")
             reasons += [f"{cell.query.slot}{window}: {r.kernel}: {r.code} {r.detail}" for r in tried]
             if not tried:
                 reasons.append(f"{cell.query.slot}: no kernel is registered")

@@ -15,7 +15,7 @@ from k3port.model.shapes import RankDims, rank_dims
 from k3port.model.text_tensors import expert_prefix, layer_prefix
 from k3port.model.weights import EXPERTS, Param, Piece, embedding_params, expert_columns, head_params, layer_params
 from k3port.ops.moe_weights import ExpertMatrix, StoredExperts
-from k3port.ops.quant import GROUP_SIZE, Mxfp4Tensor
+from k3port.ops.quant import GROUP_SIZE, SCALE_NAN, Mxfp4Tensor
 from k3port.runtime.preflight import Checkpoint
 
 _TORCH_DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "U8": torch.uint8}
@@ -85,6 +85,18 @@ def load_weights(
     return Weights(loader.params, loader.bytes_by_kind, loader.mapped_bytes, tuple(loader.notes))
 
 
+def _refuse_nan_scales(names: list[str], stored: StoredExperts) -> None:
+    parts = (("w1", stored.gate), ("w3", stored.up), ("w2", stored.down))
+    faults = [
+        f"{name}{part}.weight_scale holds byte {SCALE_NAN}, which means NaN"
+        for part, matrices in parts
+        for name, matrix in zip(names, matrices, strict=True)
+        if isinstance(matrix, Mxfp4Tensor) and bool((matrix.scale == SCALE_NAN).any())
+    ]
+    if faults:
+        raise CheckpointError("experts with values that are no numbers", reasons=faults, hint="download the file again")
+
+
 class _Loader:
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
         self.checkpoint, self.dtype = checkpoint, dtype
@@ -111,6 +123,9 @@ class _Loader:
             down=[self._expert_columns(name + "w2", quantised, start, stop) for name in names],
         )
         packed = pack(stored, self.dtype)
+        if packed is not stored:
+            # Only where the bytes were read anyway: looking for NaN must not page in a checkpoint that stays mapped.
+            _refuse_nan_scales(names, stored)
         self.params[prefix + EXPERTS] = packed
         self.bytes_by_kind["experts"] += int(getattr(packed, "nbytes", 0))
         if packed is stored:

@@ -89,13 +89,25 @@ class PagePool:
 
 
 class Pools:
-    """Both pools, and the view of them that a model gets."""
+    """Both pools, and the view of them that a model gets.
+
+    Raises:
+        CapacityError: the memory cannot be had.
+    """
 
     def __init__(
         self, config: ModelConfig, dims: RankDims, *, num_requests: int, num_tokens: int, dtype: torch.dtype
     ) -> None:
-        self.states = StatePool(config, dims, num_requests, dtype)
-        self.pages = PagePool(config, num_tokens, dtype)
+        try:
+            self.states = StatePool(config, dims, num_requests, dtype)
+            self.pages = PagePool(config, num_tokens, dtype)
+        except (MemoryError, RuntimeError) as exc:
+            # torch reports a failed allocation as a RuntimeError.
+            raise CapacityError(
+                f"no memory for the states of {num_requests} requests and a cache of {num_tokens} tokens",
+                reasons=[str(exc).splitlines()[0]],
+                hint="load the model with a smaller max_requests or kv_tokens",
+            ) from exc
         self.model_state = ModelState(kda=self.states.layers, mla=self.pages.layers)
 
 

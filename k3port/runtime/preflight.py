@@ -159,7 +159,7 @@ def _read_files(folder: Path, vision: bool) -> _Findings:
 
 
 def _read_index(folder: Path, faults: list[str]) -> tuple[dict[str, str], Any] | None:
-    """``weight_map`` and ``total_size``, or None where there is no index that can be used (a damaged one is a fault)."""
+    """``weight_map`` and ``total_size``, or None where no index can be used (a damaged one is a fault)."""
     path = folder / INDEX_NAME
     try:
         values = json.loads(path.read_bytes())

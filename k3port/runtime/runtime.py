@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -25,7 +25,7 @@ from k3port.runtime.preflight import Checkpoint
 from k3port.runtime.prepare import prepare
 from k3port.runtime.request import FinishReason, Generation, Request, SamplingParams, TokenEvent
 from k3port.runtime.threads import PhaseThreads
-from k3port.settings import get_settings
+from k3port.settings import get_settings, merge_pins
 from k3port.text.loading import TextStream, TextTokenizer, load_tokenizer
 
 Prompt = str | Sequence[int]
@@ -62,6 +62,12 @@ class Runtime:
         self.tokenizer = tokenizer
         self.dtype = dtype
         self.overrides = dict(overrides or {})
+        self._limits = {
+            "max_requests": max_requests,
+            "kv_tokens": kv_tokens,
+            "prefill_chunk_tokens": prefill_chunk_tokens,
+            "threads": threads,
+        }
         self.kernels = {spec.name: spec for spec in registry.kernels}
         self.dims = rank_dims(self.config, mxfp4=checkpoint.mxfp4)
         self.table = bind_table(plan, self.kernels, overrides=self.overrides)
@@ -127,7 +133,7 @@ class Runtime:
             model,
             platform=platform,
             dtype=dtype,
-            pins=pins if plan is not None else {**get_settings().kernels, **pins},
+            pins=pins if plan is not None else merge_pins(get_settings().kernels, pins),
             saved=plan,
             registry=registry,
             profiles=profiles,
@@ -188,7 +194,7 @@ class Runtime:
 
     def stream(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
-    ) -> Iterator[TokenEvent]:
+    ) -> Generator[TokenEvent]:
         """Like :meth:`generate`, token by token; closing the iterator early drops what still runs.
 
         Bad arguments raise here, not at the first token.
@@ -225,9 +231,8 @@ class Runtime:
     def forced(self, expert_ids: torch.Tensor, weights: torch.Tensor) -> Runtime:
         """This model with the router's choices replayed from ``[MoE layers, T, X]``, for one sequence."""
         overrides = {**self.overrides, "moe_route": ForcedRouting(expert_ids, weights)}
-        return Runtime(
-            self.checkpoint, self.weights, self.plan, self.registry, self.tokenizer, self.dtype, overrides=overrides
-        )
+        common = (self.checkpoint, self.weights, self.plan, self.registry, self.tokenizer, self.dtype)
+        return Runtime(*common, overrides=overrides, **self._limits)
 
     def _forward_one(
         self, model: K3Model, ids: list[int], context: int, slot: int, pages: list[int], phase: str, probe: Probe | None
@@ -254,7 +259,8 @@ class Runtime:
         for index, (prompt, one) in enumerate(zip(many, each, strict=True)):
             if isinstance(prompt, str) and self.tokenizer is None:
                 raise UsageError(
-                    f"{self.checkpoint.folder} has no tokenizer (tiktoken.model or tokenizer.json)", hint="give token ids instead of text"
+                    f"{self.checkpoint.folder} has no tokenizer (tiktoken.model or tokenizer.json)",
+                    hint="give token ids instead of text",
                 )
             ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) and self.tokenizer else list(prompt)
             stop = frozenset(one.stop_ids) | (frozenset() if one.ignore_eos else self.stop_ids)
@@ -282,7 +288,7 @@ class Runtime:
             )
         return [i for i in ids if isinstance(i, int)]
 
-    def _run(self, requests: list[Request]) -> Iterator[TokenEvent]:
+    def _run(self, requests: list[Request]) -> Generator[TokenEvent]:
         decoders = {r.index: None if self.tokenizer is None else self.tokenizer.stream_decoder() for r in requests}
         # Queued at the first token: an iterator that is never started must leave nothing behind.
         self._engine.submit(requests)

@@ -1,13 +1,12 @@
 """For kernel authors: runs a kernel on its contract's samples and measures it against the float64 reference.
 
-A kernel gets packed weights, poisoned memory and, on request, rows that are slices of wider ones. Every output and every
-argument that the op updates is compared; what the op must not touch is compared bit for bit.
+A kernel gets packed weights, poisoned memory and, on request, rows that are slices of wider ones. Every output and
+every argument that the op updates is compared; what the op must not touch is compared bit for bit.
 """
 
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from unittest import mock
 import torch
 
 from k3port.ops.catalog import OPS, Phase
-from k3port.ops.contract import Contract, Invariant, Sample, cloned, map_tensors, resolve_path, upcast
+from k3port.ops.contract import Contract, Invariant, Sample, cloned, resolve_path, upcast
 from k3port.ops.moe import RouterParams
 from k3port.ops.moe_weights import StoredExperts
 from k3port.ops.segment import Segment
@@ -32,8 +31,8 @@ SEED = 20260
 ABSOLUTE_SHARE = 1e-4
 """Share of the relative tolerance that is allowed as an absolute error, for results that are zero or nearly so."""
 PEAK_FACTOR = 4.0
-"""The largest single error, relative to the largest expected number, may be this many times the RMS tolerance: one wrong
-element in a large tensor hardly moves the RMS."""
+"""The largest single error, relative to the largest expected number, may be this many times the RMS tolerance: one
+wrong element in a large tensor hardly moves the RMS."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,10 @@ class OutputError:
 
 @dataclass(frozen=True)
 class SampleReport:
-    """What one call of one kernel showed. ``faults`` are sentences: wrong shapes, NaN, touched inputs, errors too large."""
+    """What one call of one kernel showed.
+
+    ``faults`` are sentences: wrong shapes, NaN, touched inputs, errors that are too large.
+    """
 
     kernel: str
     op: str
@@ -133,9 +135,8 @@ def build_kernel(spec: KernelSpec, kernels: Iterable[KernelSpec], phase: Phase |
 
     def reference(part: str) -> KernelSpec:
         wanted = phase if OPS[part].phased else None
-        return next(
-            k for k in known if k.op == part and k.is_reference and (wanted is None or wanted in (k.phases or (wanted,)))
-        )
+        found = (k for k in known if k.op == part and k.is_reference)
+        return next(k for k in found if wanted is None or not k.phases or wanted in k.phases)
 
     return function(**{part: build_kernel(reference(part), known, phase) for part in spec.parts})
 
@@ -225,7 +226,7 @@ def check_sample(
     for path, wanted in expected.updated.items():
         value, old = resolve_path(args, path), resolve_path(before, path)
         # Only what the op writes is measured: large numbers beside it would hide any error.
-        written = (wanted != old.double()).any(dim=-1)
+        written = ((wanted != old.double()) & ~(wanted.isnan() & old.isnan())).any(dim=-1)
         errors.append(_compare(path, value[written], wanted[written], tolerance, faults))
         if not _same_bits(value[~written], old[~written]):
             faults.append(f"{path}: rows that the op must not touch changed")
@@ -281,7 +282,8 @@ def _compare(
     # Where the reference is infinite the kernel must be too, with the same sign.
     misplaced = int((~torch.isfinite(value) & finite).sum()) + int((value != expected)[~finite].sum())
     if misplaced:
-        faults.append(f"{name}: {misplaced} of {value.numel()} numbers are not finite, or finite where they must not be")
+        count = f"{misplaced} of {value.numel()} numbers"
+        faults.append(f"{name}: {count} are not finite, or finite where they must not be")
     value, expected = value[finite], expected[finite]
     if not value.numel():
         return OutputError(name, 0.0, 0.0, tolerance, not misplaced)
@@ -321,7 +323,8 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _changed(args: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
     """Dotted paths of arguments whose bits differ."""
-    return [path for path, new in _tensors(args) if not _same_bits(new, dict(_tensors(before))[path])]
+    old = dict(_tensors(before))
+    return [path for path, new in _tensors(args) if not _same_bits(new, old[path])]
 
 
 def _tensors(value: Mapping[str, Any]) -> list[tuple[str, torch.Tensor]]:

@@ -1,4 +1,4 @@
-"""Small checkpoints in the official layout with reproducible weights, and the two tiny configurations they are made for.
+"""Small checkpoints in the official layout with reproducible weights, and two tiny configurations to write.
 
 Every number is a formula of the tensor's name and position, so two programs that follow it hold the same weights.
 """

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,6 +84,8 @@ def test_prompts_that_look_like_options_are_not_quoted(k3port: Any) -> None:
 def test_unknown_command(k3port: Any) -> None:
     result = k3port("rnu")
     assert (result.code, result.err) == (2, "error: unknown command rnu\nhint: did you mean k3port run?\n")
+    early = k3port("--greedy", "run")
+    assert early.err == "error: unknown option --greedy\nhint: options of run come after it: k3port run --greedy\n"
 
 
 @pytest.mark.parametrize(
@@ -164,7 +169,7 @@ def test_a_checkpoint_without_tokenizer(k3port: Any, copy: Path) -> None:
     (copy / "tiktoken.model").unlink()
     result = k3port("run", SECRET, "--model", copy)
     assert result.code == ExitCode.USAGE
-    assert "has no tokenizer (tiktoken.model)" in result.err
+    assert "has no tokenizer (tiktoken.model or tokenizer.json)" in result.err
 
 
 def test_a_prompt_that_is_too_long_is_counted_and_not_quoted(k3port: Any, tiny_checkpoint: Path) -> None:
@@ -177,7 +182,8 @@ def test_a_prompt_that_is_too_long_is_counted_and_not_quoted(k3port: Any, tiny_c
 def test_a_context_that_does_not_fit_in_memory(k3port: Any, tiny_checkpoint: Path) -> None:
     result = k3port("run", SECRET, "--model", tiny_checkpoint, "--context", 10**14)
     assert result.code == ExitCode.UNSUPPORTED
-    assert result.err.startswith("error: not enough memory\n")
+    assert result.err.startswith("error: no memory for the states of ")
+    assert "kv_tokens" in result.err
 
 
 def test_numbers_that_are_not_finite_name_the_op(k3port: Any, tmp_path: Path) -> None:
@@ -217,7 +223,7 @@ def test_a_broken_torch_is_an_error_with_a_hint(tiny_checkpoint: Path, tmp_path:
     (tmp_path / "torch.py").write_text("raise ImportError('libtorch is broken', name='torch')\n")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"}
     done = subprocess.run(
-        [os.sys.executable, "-m", "k3port", "run", "Hello", "--model", str(tiny_checkpoint)],
+        [sys.executable, "-m", "k3port", "run", "Hello", "--model", str(tiny_checkpoint)],
         env=environment, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == ExitCode.FAILED
@@ -231,9 +237,7 @@ def test_bad_environment(k3port: Any, tiny_checkpoint: Path, monkeypatch: pytest
     assert result.err.startswith("error: cannot read the environment variable K3PORT_THREADS = 'two'\nhint: expected")
 
 
-def test_unknown_environment_is_a_warning(
-    k3port: Any, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_environment_is_a_warning(k3port: Any, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("K3PORT_THREAD", "2")
     result = k3port("run", "Hello", "--model", tiny_checkpoint, "-n", "1", "--json")
     expected = "unknown environment variable K3PORT_THREAD is ignored; did you mean K3PORT_THREADS?"
@@ -252,9 +256,7 @@ def test_a_full_disk_is_an_error(spawn: Callable[..., subprocess.Popen[bytes]], 
 
 
 @pytest.mark.parametrize("json_mode", [False, True])
-def test_ctrl_c(
-    spawn: Callable[..., subprocess.Popen[bytes]], tiny_checkpoint: Path, json_mode: bool
-) -> None:
+def test_ctrl_c(spawn: Callable[..., subprocess.Popen[bytes]], tiny_checkpoint: Path, json_mode: bool) -> None:
     more = ["--json"] if json_mode else []
     process = spawn("run", "Hello", "--model", tiny_checkpoint, "-n", "4000", "--ignore-eos", *more)
     assert process.stderr is not None
@@ -272,3 +274,37 @@ def test_ctrl_c(
         assert json.loads(out)["error"]["exit_code"] == 130
     else:
         assert out.endswith(b"\n")
+
+
+def test_a_closed_stdout_is_an_error(tiny_checkpoint: Path) -> None:
+    command = f'"{sys.executable}" -m k3port run Hello -n 2 --model "{tiny_checkpoint}" >&-'
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == ExitCode.FAILED
+    assert "error: cannot write to stdout\n  - it is closed\n" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def in_terminal(checkpoint: Path, **environment: str) -> str:
+    """All that a terminal gets from a short run."""
+    ours, theirs = pty.openpty()
+    clean = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm"}
+    command = [sys.executable, "-m", "k3port", "run", "Hello", "-n", "60", "--seed", "1", "--model", str(checkpoint)]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=clean | environment)
+    os.close(theirs)
+    shown = b""
+    # Linux answers EIO once the other side is closed, macOS an empty read.
+    with contextlib.suppress(OSError):
+        while chunk := os.read(ours, 65536):
+            shown += chunk
+    os.close(ours)
+    assert process.wait(timeout=60) == 0
+    return shown.decode()
+
+
+def test_colour_and_control_characters_on_a_terminal(tiny_checkpoint: Path) -> None:
+    coloured, plain = in_terminal(tiny_checkpoint), in_terminal(tiny_checkpoint, NO_COLOR="1")
+    lines = coloured.splitlines()
+    assert re.fullmatch("\x1b\\[2mk3port .*\x1b\\[0m", lines[0])
+    assert re.sub("\x1b\\[[0-9]+m", "", lines[0]) == plain.splitlines()[0]
+    # The tokens of the tiny model are bytes, control characters among them; none may reach the terminal.
+    assert not [c for c in plain if not c.isprintable() and c not in "\r\n\t"]

@@ -44,7 +44,9 @@ def test_text_goes_to_stdout_and_the_rest_to_stderr(k3port: Any, tiny_checkpoint
     assert result.code == 0
     assert result.out.rstrip("\n") == answer.rstrip("\n")
     first, last = result.err.splitlines(keepends=True)
-    assert re.match(r"k3port \d\S* · tiny · cpu \(float32\) · kernels: .*\d+ reference.* · threads 1/1 · context", first)
+    assert re.match(
+        r"k3port \d\S* · tiny · cpu \(float32\) · kernels: .*\d+ reference.* · threads 1/1 · context", first
+    )
     assert CLOSING.match(last)
     assert "\x1b" not in result.out + result.err
 
@@ -144,6 +146,7 @@ def test_dtype_and_platform(k3port: Any, tiny_checkpoint: Path) -> None:
     from k3port.runtime import runtime
 
     assert set(DTYPES) == set(runtime.DTYPES)
+    assert f"Default: {runtime.DEFAULT_KV_TOKENS}." in k3port("run", "--help").out
     options = ("--dtype", "bfloat16", "--platform", "cpu", "--threads", "2", "--context", "100")
     result = k3port("run", "Hello", "--model", tiny_checkpoint, *SHORT, *options)
     assert result.code == 0

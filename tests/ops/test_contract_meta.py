@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import json
+import math
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
 import torch
@@ -73,7 +72,7 @@ def test_samples_are_the_same_in_every_run(contract: Contract) -> None:
     for one, other in zip(first, second, strict=True):
         for name in contract.inputs:
             if isinstance(one.args[name], torch.Tensor):
-                assert torch.equal(one.args[name], other.args[name])
+                assert torch.equal(one.args[name].nan_to_num(7.0), other.args[name].nan_to_num(7.0))
 
 
 @each_contract
@@ -84,7 +83,9 @@ def test_samples_exercise_the_op(contract: Contract) -> None:
     for index in range(len(contract.outputs)):
         assert any(r.outputs[index].abs().sum() > 0 for r in results)
     for path in contract.mutates:
-        changed = [not torch.equal(r.updated[path], resolve_path(s.args, path)) for r, s in zip(results, samples, strict=True)]
+        changed = [
+            not torch.equal(r.updated[path], resolve_path(s.args, path)) for r, s in zip(results, samples, strict=True)
+        ]
         assert any(changed)
 
 
@@ -137,7 +138,7 @@ def test_every_kernel_is_reached() -> None:
                     else:
                         refused[spec.name].add(rejection.code)
     for spec in (k for k in KERNELS if k.is_built):
-        assert reached[spec.name] or "VENDOR" in refused[spec.name] | {"ARCH"}, f"no test reaches {spec.name}"
+        assert reached[spec.name] or refused[spec.name] & {"VENDOR", "ARCH"}, f"no test reaches {spec.name}"
         if not spec.requires.vendors or "cpu" in spec.requires.vendors:
             assert reached[spec.name] >= 2, f"{spec.name}: {refused[spec.name]}"
     assert sum(count > 0 for count in reached.values()) >= 35
@@ -165,7 +166,7 @@ def test_reference_keeps_the_activation_dtype(contract: Contract) -> None:
                 assert found == wanted, (contract.op, dtype_name(dtype))
 
 
-def test_tolerances_are_within_reach_of_what_is_observed(tmp_path: Path) -> None:
+def test_tolerances_are_within_reach_of_what_is_observed() -> None:
     """No float32 tolerance is more than 20 times what the worst kernel of the op shows: a loose bound proves nothing."""
     loose = {}
     for contract in CONTRACTS:
@@ -178,11 +179,11 @@ def test_tolerances_are_within_reach_of_what_is_observed(tmp_path: Path) -> None
         # An op that only moves numbers has no error to compare with.
         if worst > 0 and contract.tolerance[torch.float32] > 20 * worst:
             loose[f"{contract.op}-{contract.phase}"] = worst
-    assert not loose, json.dumps(loose)
+    assert not loose
 
 
 def test_relative_rms() -> None:
     expected = torch.tensor([3.0, 4.0])
     assert relative_rms(torch.tensor([3.3, 4.4]), expected) == pytest.approx(0.1, rel=1e-6)
     assert relative_rms(torch.tensor([0.1]), torch.zeros(1)) == pytest.approx(0.1, rel=1e-6)
-    assert relative_rms(torch.tensor([float("nan"), 4.0]), expected) != 0
+    assert math.isnan(relative_rms(torch.tensor([float("nan"), 4.0]), expected))

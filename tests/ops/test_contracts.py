@@ -21,7 +21,6 @@ from k3port.testing.harness import (
     contract_samples,
     expect,
     op_contracts,
-    sample_phase,
     sample_query,
 )
 

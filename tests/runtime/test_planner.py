@@ -125,8 +125,10 @@ def test_gaps_are_warnings_for_questions_and_errors_for_runs():
     assert (plan.gaps(would=True), [s.slot for s in plan.gaps()]) == ((), ["sample"])
     assert plan.selection("sample", would=True).kernel == "vendor.sample"
     assert plan.warnings == ("no kernel that fits is built in this version: sample",)
-    with pytest.raises(PlanError, match="sample"):
-        make_plan(TINY, WORK, CPU, [*nothing, declared], pins={"sample": "vendor.sample"}, allow_gaps=True)
+    asked = make_plan(TINY, WORK, CPU, [*KERNELS, declared], pins={"sample": "vendor.sample"}, allow_gaps=True)
+    assert (asked.selection("sample").reason, asked.selection("sample", would=True).reason) == (GAP, "pinned")
+    with pytest.raises(PlanError, match="vendor.sample: NOT_BUILT"):
+        make_plan(TINY, WORK, CPU, [*KERNELS, declared], pins={"sample": "vendor.sample"})
 
 
 def test_a_missing_part_of_a_composite_is_a_gap_of_its_phase():

@@ -8,18 +8,18 @@ from typing import Any
 import torch
 
 from k3port.model.config import ModelConfig
-from k3port.ops.catalog import OPS, Phase, slot_name
+from k3port.ops.catalog import Phase, slot_name
 from k3port.ops.table import OpTable
 from k3port.oracle.resolve import reject, resolve
-from k3port.oracle.spec import Device, KernelSpec, OpQuery, Plan
+from k3port.oracle.spec import Device, KernelSpec, OpQuery, Plan, Target
 from k3port.plugins import make_registry
 from k3port.runtime.binding import bind_table
-from k3port.runtime.planner import model_queries
+from k3port.runtime.planner import Workload, model_queries
 from k3port.testing.harness import build_kernel
 
 REGISTRY = make_registry(entry_points=False)
 KERNELS: tuple[KernelSpec, ...] = REGISTRY.kernels
-CPU = Device("cpu", "cpu", "cpu", "fake")
+CPU = Target("cpu", Device("cpu", "cpu", "cpu", "fake"))
 _SMALL = {"E": 1, "I": 1, "L": 1}
 
 
@@ -41,7 +41,7 @@ def functions(op: str, phase: Phase | None = None, dtype: torch.dtype = torch.fl
 def reference_pins(config: ModelConfig) -> dict[str, str]:
     """Pins that make a plan of references only."""
     pins = {}
-    for query in model_queries(config, dtype="float32"):
+    for query in model_queries(config, Workload("float32")):
         spec = next(
             s for s in KERNELS if s.op == query.op and s.is_reference and query.phase in (s.phases or (query.phase,))
         )
@@ -50,14 +50,12 @@ def reference_pins(config: ModelConfig) -> dict[str, str]:
 
 
 def small_plan(config: ModelConfig, dtype: torch.dtype, references: bool, weight_format: str = "mxfp4") -> Plan:
-    queries = model_queries(config, dtype=dtype_name(dtype), weight_format=weight_format)
+    queries = model_queries(config, Workload(dtype_name(dtype), weight_format))
     pins = reference_pins(config) if references else None
-    return resolve(queries, KERNELS, CPU, platform="cpu", pins=pins)
+    return resolve(queries, KERNELS, CPU, pins=pins)
 
 
-def small_table(config: ModelConfig, dtype: torch.dtype, references: bool) -> OpTable:
-    return bind_table(small_plan(config, dtype, references), {spec.name: spec for spec in KERNELS})
-
-
-def phases_of(op: str) -> tuple[Phase | None, ...]:
-    return OPS[op].phases
+def small_table(config: ModelConfig, dtype: torch.dtype, references: bool, **overrides: Any) -> OpTable:
+    """The table of a model of references, or of the default CPU plan; ``overrides`` replace slots."""
+    by_name = {spec.name: spec for spec in KERNELS}
+    return bind_table(small_plan(config, dtype, references), by_name, overrides=overrides)

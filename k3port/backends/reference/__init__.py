@@ -9,6 +9,7 @@ from k3port.ops.catalog import OPS, Phase
 from k3port.oracle.spec import PRIORITY_REFERENCE, KernelSpec, Requires
 
 _ONE_RANK = Requires(tp=(1,))
+_FLOAT32_STATE = Requires(state_dtypes=("float32",))
 _COMPOSITES = "k3port.backends.reference.composites"
 _STORED = {"experts": "stored"}
 _STATE = {"kda_state": "vk:float32", "conv_state": "wp"}
@@ -57,7 +58,7 @@ KERNELS: tuple[KernelSpec, ...] = (
     _wrap("situ_mul", "activation:situ_mul"),
     _wrap("short_conv", "conv:short_conv", layouts={"conv_state": "wp"}),
     _wrap("kda_gate", "kda:kda_gate"),
-    _wrap("kda_core", "kda:kda_core", layouts={"kda_state": "vk:float32"}),
+    _wrap("kda_core", "kda:kda_core", layouts={"kda_state": "vk:float32"}, requires=_FLOAT32_STATE),
     _wrap("mla_append", "mla:mla_append", layouts=_CACHE),
     _wrap("moe_route", "moe:moe_route"),
     _wrap(
@@ -87,7 +88,7 @@ KERNELS: tuple[KernelSpec, ...] = (
         phases=("decode",),
         layouts=_CACHE,
     ),
-    _composite("kda", "make_kda", layouts=_STATE),
+    _composite("kda", "make_kda", layouts=_STATE, requires=_FLOAT32_STATE),
     _composite("mla", "make_mla_expanded", "_expanded", ("prefill",), layouts=_CACHE),
     _composite("mla", "make_mla_absorbed", "_absorbed", ("decode",), layouts=_CACHE),
     _composite("moe", "make_moe"),

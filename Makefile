@@ -1,0 +1,59 @@
+# Needs python3 (3.11 or newer) with venv, and make. Only pip uses the network.
+#   make run     text from the embedded checkpoint
+#   make test    lint, types, contracts and all tests
+# On Linux, PyPI has torch with CUDA (gigabytes). For the CPU build:
+#   make run PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+
+PYTHON ?= python3
+PIP_ARGS ?=
+JOBS ?= 2
+RUN_ARGS ?=
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INPUTS := pyproject.toml constraints.txt
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
+
+.PHONY: run test lint unit golden wheel clean
+
+run: $(VENV)/installed
+	@# stdin is closed off so that a prompt is never waited for
+	@$(BIN)/k3port run $(RUN_ARGS) </dev/null
+
+test: lint unit
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+# One thread per test process: more would only wait for each other.
+unit: $(VENV)/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
+
+# After a change of kernels or profiles: rewrites the golden plans and the settings page; read the diff like code.
+golden: $(VENV)/installed-dev
+	$(BIN)/python -m k3port.testing.golden
+	$(BIN)/python -m k3port.testing.settings_doc
+
+wheel: $(VENV)/installed-dev
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist .
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find k3port tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# The stamps are newer than their inputs once an installation is complete, so later runs skip it.
+$(VENV)/installed: $(INPUTS) | $(BIN)/python
+	@echo 'installing k3port and what it needs into $(VENV)'
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/installed-dev: $(INPUTS) | $(BIN)/python
+	@echo 'installing k3port and its development tools into $(VENV)'
+	@$(PIP) -e ".[dev]"
+	@touch $@ $(VENV)/installed
