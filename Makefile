@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 INPUTS := pyproject.toml constraints.txt
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
-.PHONY: run test lint unit golden wheel clean
+.PHONY: run test lint unit golden nano-numbers wheel clean
 
 run: $(VENV)/installed
 	@# stdin is closed off so that a prompt is never waited for
@@ -36,6 +36,13 @@ unit: $(VENV)/installed-dev
 golden: $(VENV)/installed-dev
 	$(BIN)/python -m k3port.testing.golden
 	$(BIN)/python -m k3port.testing.settings_doc
+
+# Every number that depends on the embedded checkpoint. WORK is the scratch folder of recipes/k3_nano/README.md.
+nano-numbers: $(VENV)/installed-dev
+	cd recipes/k3_nano && PYTHONPATH=../.. ../../$(BIN)/python evaluate.py --backend k3port_backend:load \
+	  --checkpoint ../../k3port/assets/k3-nano --data $(WORK) --master $(WORK)/b/master-*.safetensors --out results.json
+	$(BIN)/python recipes/k3_nano/report.py
+	$(BIN)/python tests/performance/measure_cpu.py k3port/assets/k3-nano
 
 wheel: $(VENV)/installed-dev
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist .
