@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from k3port.errors import UsageError
 from k3port.ops.moe import RouterParams
 
 
@@ -46,13 +47,29 @@ class ForcedRouting:
         self._layers: dict[int, int] = {}
         self._position: dict[int, int] = {}
 
+    def start(self) -> None:
+        """The next call is for the first token again."""
+        self._position.clear()
+
     def __call__(self, h: torch.Tensor, router: RouterParams) -> tuple[torch.Tensor, torch.Tensor]:
         # Layers are told apart by their router: the first pass meets them in order.
         layer = self._layers.setdefault(id(router), len(self._layers))
         begin = self._position.get(layer, 0)
+        if begin + h.shape[0] > self.expert_ids.shape[1]:
+            raise UsageError(
+                f"the replayed routing has {self.expert_ids.shape[1]} tokens, the sequence has more",
+                hint="record the routing of the whole sequence, its answer included",
+            )
         self._position[layer] = begin + h.shape[0]
         rows = slice(begin, begin + h.shape[0])
         return self.expert_ids[layer, rows], self.weights[layer, rows].to(torch.promote_types(h.dtype, torch.float32))
+
+
+def start_sequence(overrides: Mapping[str, Any]) -> None:
+    """Tells replaying kernels that a new sequence begins."""
+    for function in overrides.values():
+        if isinstance(function, ForcedRouting):
+            function.start()
 
 
 class FirstBadOpError(Exception):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import torch
 
@@ -15,17 +14,7 @@ from k3port.ops.sample import SamplingTensors
 from k3port.ops.segment import Segment, make_segment
 from k3port.ops.table import OpTable
 from k3port.runtime.pools import PAGE_TOKENS, Pools, pages_for
-from k3port.runtime.request import FinishReason, Request
-
-
-@dataclass(frozen=True)
-class Emitted:
-    """A token that a request got in a step, or its end. ``token_id`` is None when the request failed."""
-
-    request: Request
-    token_id: int | None
-    finish_reason: FinishReason | None
-    error: str = ""
+from k3port.runtime.request import Emitted, FinishReason, Request
 
 
 class Engine:
@@ -76,16 +65,30 @@ class Engine:
     def idle(self) -> bool:
         return not (self.waiting or self.running)
 
-    def cancel_all(self) -> None:
-        """Drops every request and gives its memory back."""
-        for request in self.running:
-            self._release(request)
-        self.running.clear()
-        self.waiting.clear()
+    def cancel(self, requests: Iterable[Request]) -> None:
+        """Drops requests that have not ended, and gives their memory back. Others go on."""
+        for request in requests:
+            if request in self.running:
+                self._finish(request)
+            elif request in self.waiting:
+                self.waiting.remove(request)
 
-    def step(self) -> list[Emitted]:
-        """One forward step; what it gave to whom."""
+    def step(self) -> None:
+        """One forward step; what it gave lies in the requests' inboxes afterwards.
+
+        An exception of a kernel leaves the states of every running request undefined, so all of them end with an
+        error before it goes on to the caller.
+        """
         self._admit()
+        try:
+            self._forward()
+        except BaseException as exc:
+            for request in list(self.running):
+                request.inbox.append(Emitted(request, None, "error", f"a step failed: {type(exc).__name__}"))
+                self._finish(request)
+            raise
+
+    def _forward(self) -> None:
         decoding = [request for request in self.running if not request.in_prefill]
         chunks = self._prefill_chunks()
         segments: list[Segment] = []
@@ -107,7 +110,8 @@ class Engine:
         logits = self.model.forward(step, self.pools.model_state)
         for request, length in [*((r, 1) for r in decoding), *chunks]:
             request.num_cached += length
-        return self._emit(ready, logits) if ready else []
+        if ready:
+            self._emit(ready, logits)
 
     def _admit(self) -> None:
         """First come, first served: a request enters when a slot and all the pages it can need are free."""
@@ -116,8 +120,8 @@ class Engine:
             if not self.pools.states.num_free or needed > self.pools.pages.num_free:
                 return
             request = self.waiting.popleft()
-            request.slot = self.pools.states.allocate()
             request.pages = self.pools.pages.allocate(needed)
+            request.slot = self.pools.states.allocate()
             self.running.append(request)
 
     def _prefill_chunks(self) -> list[tuple[Request, int]]:
@@ -140,17 +144,16 @@ class Engine:
             start,
         )
 
-    def _emit(self, ready: list[Request], logits: torch.Tensor) -> list[Emitted]:
+    def _emit(self, ready: list[Request], logits: torch.Tensor) -> None:
         finite = torch.isfinite(logits).all(dim=-1).tolist()
-        emitted = []
         for request, ok in zip(ready, finite, strict=True):
             if not ok:
                 # Diagnosed before its memory goes back: the replay needs the request as it was.
-                emitted.append(Emitted(request, None, "error", self.diagnose(request)))
+                request.inbox.append(Emitted(request, None, "error", self.diagnose(request)))
                 self._finish(request)
         good = [i for i, ok in enumerate(finite) if ok]
         if not good:
-            return emitted
+            return
         requests = [ready[i] for i in good]
         ids = self.table.sample(
             logits if len(good) == len(ready) else logits[good],
@@ -165,10 +168,9 @@ class Engine:
                 request.output_ids.append(token_id)
                 if len(request.output_ids) == request.max_tokens:
                     reason = "length"
-            emitted.append(Emitted(request, token_id, reason))
+            request.inbox.append(Emitted(request, token_id, reason))
             if reason is not None:
                 self._finish(request)
-        return emitted
 
     def _finish(self, request: Request) -> None:
         self.running.remove(request)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import random
 import secrets
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -41,19 +43,46 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        faults = []
-        if self.max_tokens < 1:
-            faults.append(f"max_tokens = {self.max_tokens}: at least 1")
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            faults.append(f"temperature = {self.temperature}: a finite number of at least 0")
-        if self.top_k < 0:
-            faults.append(f"top_k = {self.top_k}: at least 0 (0 keeps all tokens)")
-        if not 0 < self.top_p <= 1:
-            faults.append(f"top_p = {self.top_p}: above 0, at most 1")
-        if not 0 <= self.min_p <= 1:
-            faults.append(f"min_p = {self.min_p}: between 0 and 1")
+        faults = [
+            f"{name} = {_shown(value)}: {expected}"
+            for name, value, good, expected in (
+                ("max_tokens", self.max_tokens, _whole(self.max_tokens, 1), "a whole number of at least 1"),
+                ("temperature", self.temperature, _number(self.temperature, 0), "a finite number of at least 0"),
+                ("top_k", self.top_k, _whole(self.top_k, 0), "a whole number of at least 0 (0 keeps all tokens)"),
+                ("top_p", self.top_p, _number(self.top_p, 0, 1) and self.top_p > 0, "above 0, at most 1"),
+                ("min_p", self.min_p, _number(self.min_p, 0, 1), "between 0 and 1"),
+                ("seed", self.seed, self.seed is None or _whole(self.seed, 0), "a whole number of at least 0, or None"),
+            )
+            if not good
+        ]
+        if isinstance(self.stop_ids, str | bytes) or not all(_whole(i, 0) for i in _iterated(self.stop_ids)):
+            faults.append("stop_ids: whole numbers of at least 0")
         if faults:
-            raise UsageError("sampling parameters out of range", reasons=faults)
+            raise UsageError(
+                "sampling parameters out of range", reasons=faults, hint="help(k3port.SamplingParams) lists the ranges"
+            )
+
+
+_MAX_WHOLE = 2**63 - 1
+"""What a tensor of int64 holds."""
+
+
+def _whole(value: object, minimum: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= _MAX_WHOLE
+
+
+def _number(value: object, minimum: float, maximum: float = math.inf) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) < 1e300 and minimum <= value <= maximum
+
+
+def _iterated(value: object) -> tuple[object, ...]:
+    return tuple(value) if isinstance(value, Iterable) else (None,)
+
+
+def _shown(value: object) -> str:
+    return "a huge number" if isinstance(value, int) and abs(value) > _MAX_WHOLE else repr(value)
 
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -85,7 +114,17 @@ class Generation:
     error: str = ""
 
 
-@dataclass
+@dataclass(frozen=True)
+class Emitted:
+    """A token that a request got in a step, or its end. ``token_id`` is None when the request failed."""
+
+    request: Request
+    token_id: int | None
+    finish_reason: FinishReason | None
+    error: str = ""
+
+
+@dataclass(eq=False)
 class Request:
     """A request on its way through the engine."""
 
@@ -101,6 +140,8 @@ class Request:
     num_cached: int = 0
     """Tokens whose keys, values and states are in the pools."""
     output_ids: list[int] = field(default_factory=list)
+    inbox: deque[Emitted] = field(default_factory=deque)
+    """Where its tokens go: shared by the requests of one call, so that calls that are open together stay apart."""
     prefill_chunks: list[int] = field(default_factory=list)
     """Sizes of the prefill steps so far: what a replay has to repeat."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
@@ -16,19 +16,19 @@ from k3port.model.step import Probe, Step
 from k3port.ops.segment import make_segment
 from k3port.oracle.spec import Plan
 from k3port.plugins import Registry
+from k3port.runtime.arguments import Prompt, as_params, as_prompts, check_overrides, check_size
 from k3port.runtime.binding import Op, bind_table, pack_function
-from k3port.runtime.compare import FirstBadOpError, ForcedRouting, LayerCounter, check_finite
-from k3port.runtime.engine import Emitted, Engine
+from k3port.runtime.compare import ForcedRouting, start_sequence
+from k3port.runtime.diagnose import first_bad_op
+from k3port.runtime.engine import Engine
 from k3port.runtime.loader import Weights, load_weights
 from k3port.runtime.pools import PAGE_TOKENS, Pools, pages_for
 from k3port.runtime.preflight import Checkpoint
 from k3port.runtime.prepare import prepare
-from k3port.runtime.request import FinishReason, Generation, Request, SamplingParams, TokenEvent
+from k3port.runtime.request import Emitted, FinishReason, Generation, Request, SamplingParams, TokenEvent
 from k3port.runtime.threads import PhaseThreads
-from k3port.settings import get_settings, merge_pins
+from k3port.settings import MAX_THREADS, get_settings, merge_pins
 from k3port.text.loading import TextStream, TextTokenizer, load_tokenizer
-
-Prompt = str | Sequence[int]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 DEFAULT_REQUESTS = 8
@@ -37,7 +37,7 @@ DEFAULT_PREFILL_CHUNK = 1024
 
 
 class Runtime:
-    """A loaded model. Not thread-safe: one caller at a time.
+    """A loaded model. Streams may be open side by side; threads must not share it.
 
     Use :func:`k3port.load` or :meth:`Runtime.load` to make one.
     """
@@ -61,12 +61,12 @@ class Runtime:
         self.config: ModelConfig = checkpoint.config
         self.tokenizer = tokenizer
         self.dtype = dtype
-        self.overrides = dict(overrides or {})
+        self.overrides = check_overrides(overrides)
         self._limits = {
-            "max_requests": max_requests,
-            "kv_tokens": kv_tokens,
-            "prefill_chunk_tokens": prefill_chunk_tokens,
-            "threads": threads,
+            "max_requests": check_size("max_requests", max_requests),
+            "kv_tokens": check_size("kv_tokens", kv_tokens),
+            "prefill_chunk_tokens": check_size("prefill_chunk_tokens", prefill_chunk_tokens),
+            "threads": None if threads is None else check_size("threads", threads, MAX_THREADS),
         }
         self.kernels = {spec.name: spec for spec in registry.kernels}
         self.dims = rank_dims(self.config, mxfp4=checkpoint.mxfp4)
@@ -74,8 +74,10 @@ class Runtime:
         self.model = K3Model(self.config, weights.params, self.table)
         self.max_context_tokens = min(self.config.max_context_tokens, pages_for(kv_tokens) * PAGE_TOKENS)
         self.pools = Pools(self.config, self.dims, num_requests=max_requests, num_tokens=kv_tokens, dtype=dtype)
-        self.threads = PhaseThreads.choose(weights, threads or get_settings().threads)
-        self.stop_ids = _stop_ids(checkpoint, tokenizer)
+        self.threads = PhaseThreads.choose(
+            weights, threads or get_settings().threads, longest_step=prefill_chunk_tokens
+        )
+        self.stop_ids = checkpoint.eos_ids | (frozenset() if tokenizer is None else tokenizer.stop_ids)
         self._engine = Engine(
             self.model,
             self.table,
@@ -121,14 +123,15 @@ class Runtime:
         Raises:
             K3Error: the subclass says what: ConfigError, CheckpointError, PlanError, UsageError, TokenizerError.
         """
-        for option, value in (
-            ("max_requests", max_requests),
-            ("kv_tokens", kv_tokens),
-            ("prefill_chunk_tokens", prefill_chunk_tokens),
-        ):
-            if value < 1:
-                raise UsageError(f"{option} = {value}: at least 1")
+        check_size("max_requests", max_requests)
+        check_size("kv_tokens", kv_tokens)
+        check_size("prefill_chunk_tokens", prefill_chunk_tokens)
+        if threads is not None:
+            check_size("threads", threads, MAX_THREADS)
+        check_overrides(overrides)
         pins = kernels or {}
+        if not isinstance(pins, Mapping):
+            raise UsageError("kernels is not a mapping", hint='pin kernels as {"kda@decode": "reference.kda"}')
         prepared = prepare(
             model,
             platform=platform,
@@ -214,14 +217,22 @@ class Runtime:
         Returns:
             float32 ``[T, vocab]`` (float64 for a float64 runtime).
         """
-        ids = self._checked_ids(list(token_ids), extra=0)
-        pages = self.pools.pages.allocate(pages_for(len(ids)))
-        slot = self.pools.states.allocate()
+        prompts = as_prompts(token_ids)
+        if len(prompts) != 1 or isinstance(prompts[0], str):
+            raise UsageError("logits takes one list of token ids", hint="encode text with runtime.tokenizer")
+        ids = self._checked_ids(prompts[0], extra=0)
+        chunk = len(ids) if chunk_tokens is None else check_size("chunk_tokens", chunk_tokens)
+        slot, pages = self.pools.states.allocate(), []
         try:
+            pages = self.pools.pages.allocate(pages_for(len(ids)))
+            start_sequence(self.overrides)
             parts = []
-            for begin in range(0, len(ids), chunk_tokens or len(ids)):
-                chunk = ids[begin : begin + (chunk_tokens or len(ids))]
-                parts.append(self._forward_one(self.model, chunk, begin, slot, pages, "prefill", probe))
+            for begin in range(0, len(ids), chunk):
+                part = ids[begin : begin + chunk]
+                segment = make_segment("prefill", [len(part)], [slot], [begin], [pages], PAGE_TOKENS)
+                step = Step(torch.tensor(part), (segment,), torch.arange(len(part)))
+                self.threads.apply(step)
+                parts.append(self.model.forward(step, self.pools.model_state, probe))
             return torch.cat(parts)
         finally:
             self.threads.restore()
@@ -234,49 +245,39 @@ class Runtime:
         common = (self.checkpoint, self.weights, self.plan, self.registry, self.tokenizer, self.dtype)
         return Runtime(*common, overrides=overrides, **self._limits)
 
-    def _forward_one(
-        self, model: K3Model, ids: list[int], context: int, slot: int, pages: list[int], phase: str, probe: Probe | None
-    ) -> torch.Tensor:
-        """One step of one request; logits of all its rows."""
-        segment = make_segment(
-            "decode" if phase == "decode" else "prefill", [len(ids)], [slot], [context], [pages], PAGE_TOKENS
-        )
-        step = Step(torch.tensor(ids), (segment,), torch.arange(len(ids)))
-        self.threads.apply(step)
-        return model.forward(step, self.pools.model_state, probe)
-
     def _requests(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[Request]:
-        many = _as_list(prompts)
-        if params is None or isinstance(params, SamplingParams):
-            each = [params or SamplingParams()] * len(many)
-        else:
-            each = list(params)
-        if len(each) != len(many):
-            raise UsageError(f"{len(many)} prompts but {len(each)} sampling parameters")
+        many = as_prompts(prompts)
+        each = as_params(params, len(many))
+        inbox: deque[Emitted] = deque()
         requests = []
         for index, (prompt, one) in enumerate(zip(many, each, strict=True)):
-            if isinstance(prompt, str) and self.tokenizer is None:
-                raise UsageError(
-                    f"{self.checkpoint.folder} has no tokenizer (tiktoken.model or tokenizer.json)",
-                    hint="give token ids instead of text",
-                )
-            ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) and self.tokenizer else list(prompt)
+            ids = self._encoded(prompt) if isinstance(prompt, str) else prompt
             stop = frozenset(one.stop_ids) | (frozenset() if one.ignore_eos else self.stop_ids)
             checked = self._checked_ids(ids, extra=1)
             # The answer ends where the context does.
             room = self.max_context_tokens - len(checked)
-            requests.append(Request(index, checked, one, stop, max_tokens=min(one.max_tokens, room)))
+            requests.append(Request(index, checked, one, stop, max_tokens=min(one.max_tokens, room), inbox=inbox))
         self._engine.check(requests)
         return requests
 
-    def _checked_ids(self, ids: Sequence[object], extra: int) -> list[int]:
+    def _encoded(self, text: str) -> list[int]:
+        if self.tokenizer is None:
+            raise UsageError(
+                f"{self.checkpoint.folder} has no tokenizer (tiktoken.model or tokenizer.json)",
+                hint="give token ids instead of text",
+            )
+        return self.tokenizer.encode(text)
+
+    def _checked_ids(self, ids: Sequence[int], extra: int) -> list[int]:
         if not ids:
             raise UsageError("the prompt is empty", hint="give at least one token")
-        bad = [i for i in ids if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < self.config.vocab_size]
+        bad = [i for i in ids if not 0 <= i < self.config.vocab_size]
         if bad:
-            raise UsageError(f"token id {bad[0]!r} is not in 0..{self.config.vocab_size - 1}")
+            raise UsageError(
+                f"a token id is not in 0..{self.config.vocab_size - 1}", hint="ids of another tokenizer do not fit"
+            )
         if len(ids) + extra > self.max_context_tokens:
             raise CapacityError(
                 f"the prompt has {len(ids)} tokens, the limit is {self.max_context_tokens} with the answer",
@@ -286,19 +287,27 @@ class Runtime:
                 ],
                 hint="shorten the prompt, or load the model with a larger kv_tokens if its context allows",
             )
-        return [i for i in ids if isinstance(i, int)]
+        return list(ids)
 
     def _run(self, requests: list[Request]) -> Generator[TokenEvent]:
         decoders = {r.index: None if self.tokenizer is None else self.tokenizer.stream_decoder() for r in requests}
+        left = len(requests)
         # Queued at the first token: an iterator that is never started must leave nothing behind.
         self._engine.submit(requests)
+        start_sequence(self.overrides)
         try:
-            while not self._engine.idle:
-                for emitted in self._engine.step():
-                    yield self._event(emitted, decoders[emitted.request.index])
+            while left:
+                inbox = requests[0].inbox
+                if not inbox:
+                    self._engine.step()
+                    continue
+                emitted = inbox.popleft()
+                left -= emitted.finish_reason is not None
+                yield self._event(emitted, decoders[emitted.request.index])
         finally:
-            self._engine.cancel_all()
-            self.threads.restore()
+            self._engine.cancel(requests)
+            if self._engine.idle:
+                self.threads.restore()
 
     def _event(self, emitted: Emitted, decoder: TextStream | None) -> TokenEvent:
         text = ""
@@ -311,56 +320,16 @@ class Runtime:
         return TokenEvent(emitted.request.index, token_id, text, emitted.finish_reason, emitted.error)
 
     def _diagnose(self, request: Request) -> str:
-        """Repeats the request with every op's result checked, and names the first that is not finite.
-
-        The repeat uses the same steps (prefill chunks, then single tokens), since a fault may live in one phase only.
-        """
-        table = bind_table(self.plan, self.kernels, overrides=self.overrides, wrap=check_finite)
-        model = K3Model(self.config, self.weights.params, table)
-        pools = Pools(
-            self.config, self.dims, num_requests=1, num_tokens=max(request.capacity_tokens, 1), dtype=self.dtype
+        return first_bad_op(
+            request,
+            self.config,
+            self.dims,
+            self.weights.params,
+            self.plan,
+            self.kernels,
+            self.overrides,
+            self.dtype,
         )
-        slot, pages = pools.states.allocate(), pools.pages.allocate(pools.pages.num_pages)
-        ids = [*request.prompt_ids, *request.output_ids]
-        lengths = [*request.prefill_chunks, *([1] * len(request.output_ids))]
-        context, counter = 0, LayerCounter()
-        for i, length in enumerate(lengths):
-            phase = "prefill" if i < len(request.prefill_chunks) else "decode"
-            counter = LayerCounter()
-            segment = make_segment(
-                "decode" if phase == "decode" else "prefill", [length], [slot], [context], [pages], PAGE_TOKENS
-            )
-            step = Step(torch.tensor(ids[context : context + length]), (segment,), torch.tensor([length - 1]))
-            try:
-                model.forward(step, pools.model_state, counter)
-            except FirstBadOpError as bad:
-                kernel = next((s.kernel for s in self.plan.selections if s.slot == bad.slot), bad.slot)
-                where = "after the last layer" if counter.after_layers else f"in layer {counter.layer}"
-                return (
-                    f"values that are not finite: first in op {bad.slot} ({kernel}) {where}, "
-                    f"{phase} of token {context + length}"
-                )
-            context += length
-        return "logits that are not finite; a repeat of the request alone gave finite ones"
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    items = list(prompts)
-    return [items] if items and all(isinstance(item, int) for item in items) else items  # type: ignore[list-item]
-
-
-def _stop_ids(checkpoint: Checkpoint, tokenizer: TextTokenizer | None) -> frozenset[int]:
-    """Ends of turn and of text from all three places that know some: config, generation config, tokenizer."""
-    ids = set(checkpoint.config.eos_ids)
-    file = checkpoint.folder / "generation_config.json"
-    if file.exists():
-        value = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
-        ids.update(value if isinstance(value, list) else [] if value is None else [value])
-    if tokenizer is not None:
-        ids.update(tokenizer.stop_ids)
-    return frozenset(ids)
 
 
 load = Runtime.load

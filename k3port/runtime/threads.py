@@ -26,13 +26,25 @@ class PhaseThreads:
     _before: int | None = field(default=None, repr=False)
 
     @classmethod
-    def choose(cls, weights: Weights, threads: int | None = None) -> PhaseThreads:
-        """All cores for long steps and one thread for short ones, or ``threads`` for every step."""
+    def choose(cls, weights: Weights, threads: int | None = None, *, longest_step: int) -> PhaseThreads:
+        """All cores for long steps and one thread for short ones, or ``threads`` for every step.
+
+        Args:
+            longest_step: most tokens of a step; where even that is short, every step gets one thread.
+        """
         if threads is not None:
             return cls(threads, threads, 0)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         shared_tokens = -(-SHARED_WORK // max(sum(weights.bytes_by_kind.values()), 1))
-        return cls(cores, cores if shared_tokens <= 1 else 1, shared_tokens)
+        return cls(
+            prefill=cores if shared_tokens <= longest_step else 1,
+            decode=cores if shared_tokens <= 1 else 1,
+            shared_tokens=shared_tokens,
+        )
+
+    def describe(self) -> str:
+        """``prefill/decode`` threads."""
+        return f"{self.prefill}/{self.decode}"
 
     def apply(self, step: Step) -> None:
         """Sets the thread count for a step."""

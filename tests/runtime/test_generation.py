@@ -120,9 +120,14 @@ def test_the_context_limit_ends_with_length(tiny_k3_folder: Path):
     ("prompt", "error", "text"),
     [
         ([[]], UsageError, "prompt is empty"),
-        ([[1, 128]], UsageError, "128 is not in 0..127"),
-        ([[1, -1]], UsageError, "-1 is not in 0..127"),
-        ([["a"]], UsageError, "'a' is not in 0..127"),
+        ([[1, 128]], UsageError, "not in 0..127"),
+        ([[1, -1]], UsageError, "not in 0..127"),
+        ([["a"]], UsageError, "position 0 holds a str"),
+        (None, UsageError, "cannot use a NoneType"),
+        (b"abc", UsageError, "cannot use a bytes"),
+        ([[1.5]], UsageError, "position 0 holds a float"),
+        ([[True]], UsageError, "position 0 holds a bool"),
+        ([3, "text"], UsageError, "cannot use a int"),
         ("some text", UsageError, "has no tokenizer"),
         ([list(range(100)) * 11], CapacityError, "1100 tokens"),
     ],
@@ -144,12 +149,126 @@ def test_a_bad_prompt_is_refused_before_anything_runs(k3: Runtime, prompt: Any, 
         ({"top_p": 0}, "top_p"),
         ({"top_p": 1.1}, "top_p"),
         ({"min_p": 2}, "min_p"),
+        ({"max_tokens": 2.5}, "max_tokens"),
+        ({"max_tokens": "3"}, "max_tokens"),
+        ({"temperature": None}, "temperature"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"top_k": 2.5}, "top_k"),
+        ({"top_k": 10**30}, "top_k"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 10**30}, "seed"),
+        ({"stop_ids": "ab"}, "stop_ids"),
+        ({"stop_ids": 5}, "stop_ids"),
     ],
 )
 def test_sampling_parameters_are_checked(fields: dict[str, Any], name: str):
     with pytest.raises(UsageError) as caught:
         SamplingParams(**fields)
     assert any(name in reason for reason in caught.value.reasons)
+    assert caught.value.hint
+    assert "0" * 30 not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_requests", 0),
+        ("kv_tokens", 10**25),
+        ("kv_tokens", "many"),
+        ("prefill_chunk_tokens", 1.5),
+        ("threads", 0),
+        ("threads", -3),
+        ("threads", 10**9),
+        ("overrides", {"nosuch": len}),
+        ("kernels", ["linear"]),
+    ],
+)
+def test_load_checks_its_arguments_first(tiny_k3_folder: Path, name: str, value: Any):
+    with pytest.raises(UsageError, match=name) as caught:
+        Runtime.load(tiny_k3_folder, **{name: value})
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("params", [{"max_tokens": 3}, [GREEDY, GREEDY], [1], "greedy"])
+def test_parameters_of_another_type_or_number_are_refused(k3: Runtime, params: Any):
+    with pytest.raises(UsageError, match="sampling parameters|cannot use"):
+        k3.generate([[1, 2]], params)
+
+
+def test_numpy_and_torch_numbers_are_ids(k3: Runtime):
+    import numpy as np
+
+    expected = k3.generate([[3, 4]], greedy(4))[0].token_ids
+    for prompt in (np.array([3, 4]), torch.tensor([3, 4]), [np.int64(3), 4], (3, 4)):
+        assert k3.generate(prompt, greedy(4))[0].token_ids == expected
+
+
+def test_open_streams_stay_apart(k3: Runtime):
+    """Tokens go to the stream that asked, whichever stream is asked for its next one; closing one leaves the others."""
+    prompts = [[1, 5, 9], [7] * 30, [99]]
+    expected = [k3.generate([p], greedy(8))[0].token_ids for p in prompts]
+    streams = [k3.stream([p], greedy(8)) for p in prompts]
+    doomed = k3.stream([[4, 4]], greedy(50))
+    got: list[list[int]] = [[] for _ in prompts]
+    next(doomed)
+    for turn in range(8):
+        for tokens, stream in zip(got, streams, strict=True):
+            tokens.append(next(stream).token_id)
+        if turn == 3:
+            doomed.close()
+            assert k3.generate([prompts[1]], greedy(8))[0].token_ids == expected[1]
+    assert [tuple(tokens) for tokens in got] == expected
+    assert all(next(stream, None) is None for stream in streams)
+    assert k3._engine.idle
+    assert k3.pools.states.num_free == 8
+    assert k3.pools.pages.num_free == k3.pools.pages.num_pages
+
+
+def test_logits_without_a_free_slot_take_nothing(tiny_k3_folder: Path):
+    runtime = Runtime.load(tiny_k3_folder, max_requests=1, kv_tokens=512)
+    stream = runtime.stream([[1, 2]], greedy(9))
+    next(stream)
+    free = runtime.pools.pages.num_free
+    with pytest.raises(CapacityError, match="state slots"):
+        runtime.logits([1, 2, 3])
+    assert runtime.pools.pages.num_free == free
+    stream.close()
+    assert runtime.logits([1, 2, 3]).shape == (3, 128)
+    assert (runtime.pools.states.num_free, runtime.pools.pages.num_free) == (1, 8)
+
+
+def test_a_failing_kernel_ends_every_running_request(tiny_k3_folder: Path):
+    calls = {"bad": False}
+
+    def embed(ids: torch.Tensor, weight: torch.Tensor, first: int) -> torch.Tensor:
+        if calls["bad"]:
+            raise RuntimeError("the device is gone")
+        return weight[ids]
+
+    runtime = Runtime.load(tiny_k3_folder, overrides={"embed": embed})
+    first, second = runtime.stream([[1, 2]], greedy(9)), runtime.stream([[3]], greedy(9))
+    next(first), next(second)
+    calls["bad"] = True
+    with pytest.raises(RuntimeError, match="gone"):
+        list(first)
+    rest = list(second)
+    assert rest[-1].finish_reason == "error"
+    assert "RuntimeError" in rest[-1].error
+    calls["bad"] = False
+    assert runtime.pools.states.num_free == 8
+    assert len(runtime.generate([[1, 2]], greedy(3))[0].token_ids) == 3
+
+
+def test_forced_routing_can_be_used_again(k3: Runtime):
+    ids = [1, 5, 9, 2]
+    experts = torch.tensor([0, 1]).repeat(3, len(ids), 1)
+    forced = k3.forced(experts, torch.full(experts.shape, 0.5))
+    first = forced.logits(ids)
+    assert torch.equal(first, forced.logits(ids))
+    assert torch.allclose(first, forced.logits(ids, chunk_tokens=2), atol=1e-5)
+    assert not torch.allclose(first, k3.logits(ids))
+    with pytest.raises(UsageError, match="replayed routing has 4 tokens"):
+        forced.logits([*ids, 3])
 
 
 def test_closing_a_stream_early_gives_everything_back(k3: Runtime):
