@@ -1,4 +1,7 @@
-"""Every error k3port raises on purpose, and the exit codes of its commands."""
+"""The errors that the library raises on purpose, and the exit codes of commands.
+
+The command line adds three subclasses of its own; helpers have private exceptions that do not leave their module.
+"""
 
 from __future__ import annotations
 

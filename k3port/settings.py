@@ -258,6 +258,9 @@ def contradictions(environ: Mapping[str, str], activations: Activations) -> list
 def export_owned(environ: MutableMapping[str, str], activations: Activations) -> None:
     """Sets AITER's variables in ``environ``; the only place where k3port changes an environment.
 
+    For the adapter of AITER's experts, which has to call it with the environment of the process before AITER is
+    imported: AITER copies the values once, at import. No such adapter exists in this version.
+
     Args:
         activations: the mode of the kernel that was chosen.
 

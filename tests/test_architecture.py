@@ -29,7 +29,7 @@ ALLOWED = {
     "k3port.hookspecs": {"k3port.oracle.spec"},
     "k3port.plugins": {
         "k3port.errors", "k3port.hookspecs", "k3port.oracle.spec", "k3port.oracle.sources", "k3port.oracle.checks",
-        "k3port.oracle.profile", "k3port.backends",
+        "k3port.oracle.profile", "k3port.oracle.admit", "k3port.backends",
     },
     "k3port.ops": {"k3port.errors", "k3port.ops"},
     "k3port.oracle": {"k3port.errors", "k3port.ops.catalog", "k3port.oracle"},

@@ -21,7 +21,9 @@ class Commands(click.Group):
             names = self.list_commands(ctx)
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {ctx.command_path} {near[0]}?" if near else f"commands: {', '.join(names)}"
+            if "run" in names and not near:
+                hint += '; a prompt comes after run: k3port run "…"'
             # A prompt without its command would be quoted here, and prompts stay out of messages.
-            what = f"unknown command {name}" if re.fullmatch(r"[\w-]{1,20}", name) else "unknown command"
+            what = f"unknown command {name}" if re.fullmatch(r"[\w-]{1,24}", name) else "unknown command"
             raise UsageError(what, hint=hint)
         return super().resolve_command(ctx, args)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import unicodedata
 from typing import Any, TextIO
@@ -31,6 +32,7 @@ class Console:
         self.json_mode, self.quiet, self.verbose, self.plain = json_mode, quiet, verbose, plain
         self.warnings: list[str] = []
         self._ends_with_newline = True
+        self._closed = False
 
     def note(self, text: str) -> None:
         """A line of progress."""
@@ -50,14 +52,16 @@ class Console:
 
     def error(self, error: K3Error) -> None:
         """The error as people read it, and in JSON mode as the document too."""
-        self.end_text()
-        self._stderr(error.render(), "31")
+        self.failure(error)
         if self.json_mode:
-            self.document({"error": error_record(error)})
+            # This is the report of a failure already, and there is one report.
+            with contextlib.suppress(OutputError, BrokenPipeError):
+                self.document({"error": error_record(error)})
 
     def failure(self, error: K3Error) -> None:
         """The error as people read it, where the JSON document has said it already."""
-        self.end_text()
+        with contextlib.suppress(OutputError, BrokenPipeError):
+            self.end_text()
         self._stderr(error.render(), "31")
 
     def text(self, chunk: str) -> None:
@@ -84,25 +88,48 @@ class Console:
         """The JSON document where it is text already."""
         self._stdout(text + "\n")
 
+    def page(self, text: str) -> None:
+        """Help and the like: no result, and the same in JSON mode."""
+        self._stdout(text + "\n")
+
+    def close(self) -> None:
+        """Nothing more for stdout, which does not take it. Python must not try again at exit with what is left over."""
+        self._closed = True
+        _redirect_to_nowhere(sys.stdout)
+
     def _stdout(self, text: str) -> None:
+        if self._closed:
+            return
         if sys.stdout is None:
-            raise OutputError("cannot write to stdout", reasons=["it is closed"])
+            self._closed = True
+            raise OutputError(
+                "cannot write to stdout", reasons=["it is closed"], hint="give it a terminal, a pipe or a file"
+            )
         try:
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            try:
+                _write(sys.stdout, text)
+            except UnicodeEncodeError:
+                encoding = sys.stdout.encoding
+                _write(sys.stdout, text.encode(encoding, "replace").decode(encoding))
         except BrokenPipeError:
+            self.close()
             raise
-        except UnicodeEncodeError:
-            encoding = sys.stdout.encoding
-            sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
-            sys.stdout.flush()
         except OSError as exc:
-            raise OutputError("cannot write to stdout", reasons=[exc.strerror or type(exc).__name__]) from None
+            self.close()
+            raise OutputError(
+                "cannot write to stdout",
+                reasons=[exc.strerror or type(exc).__name__],
+                hint="free space where it goes, or send it elsewhere",
+            ) from None
 
     def _stderr(self, text: str, colour: str) -> None:
         # A closed stderr is no reason to stop: the result is what counts.
-        with contextlib.suppress(OSError, ValueError):
-            _write_safely(sys.stderr, _coloured(_printable(text), colour, self.plain))
+        if sys.stderr is None:
+            return
+        try:
+            _write(sys.stderr, _coloured(_printable(text), colour, self.plain))
+        except (OSError, ValueError):
+            _redirect_to_nowhere(sys.stderr)
 
 
 def _coloured(text: str, colour: str, plain: bool) -> str:
@@ -111,9 +138,15 @@ def _coloured(text: str, colour: str, plain: bool) -> str:
     return f"\x1b[{colour}m{text}\x1b[0m\n"
 
 
-def _write_safely(stream: TextIO, text: str) -> None:
+def _write(stream: TextIO, text: str) -> None:
     stream.write(text)
     stream.flush()
+
+
+def _redirect_to_nowhere(stream: TextIO | None) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        if stream is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _printable(text: str) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
 from k3port import __version__
 from k3port.cli.console import Console
+from k3port.cli.options import COUNT, INPUT, INPUT_FILE, TEXT
 from k3port.errors import ExitCode
 from k3port.oracle.builtin_checks import CHECKS
 from k3port.oracle.checks import CATEGORIES, Checked, DoctorCheck, Facts, Status, run_checks, worst
@@ -24,12 +24,12 @@ _BULLETS: dict[Status, str] = {"ok": "-", "info": "-", "warning": "!", "fail": "
 
 
 @click.command(short_help="Look for what is wrong with this machine.")
-@click.option("--platform", metavar="NAME", help="Look from the view of this profile. Default: what is here.")
 @click.option(
-    "--profiles", multiple=True, type=click.Path(path_type=Path), metavar="FILE", help="A file with own platforms."
+    "--platform", type=TEXT, metavar="NAME", help="Look from the view of this profile. Default: what is here."
 )
-@click.option("--model", metavar="PATH", help="Also check a checkpoint folder or a config.json.")
-@click.option("--tp", type=click.IntRange(min=1), metavar="N", help="GPUs that have to work together.")
+@click.option("--profiles", multiple=True, type=INPUT_FILE, metavar="FILE", help="A file with own platforms.")
+@click.option("--model", type=INPUT, metavar="PATH", help="Also check a checkpoint folder or a config.json.")
+@click.option("--tp", type=COUNT, metavar="N", help="GPUs that have to work together.")
 @click.option("--settings", "show_settings", is_flag=True, help="Also list every setting: value, source, effect.")
 @click.option("--deep", is_flag=True, help="Also try to import optional packages, each in its own process.")
 @click.option("--strict", is_flag=True, help="Fail on warnings too.")

@@ -18,7 +18,7 @@ from typing import Any
 from k3port import __version__
 from k3port.cli.inputs import EMBEDDED_NAME
 from k3port.cli.question import ask, read_model
-from k3port.errors import CheckpointError, K3Error, PlanError, UsageError
+from k3port.errors import CheckpointError, K3Error, UsageError
 from k3port.model.config import ModelConfig
 from k3port.oracle.checks import Facts, ModelFacts, SystemFacts, gib
 from k3port.oracle.detect import Detection
@@ -28,7 +28,7 @@ from k3port.oracle.packages import host_versions, needed_packages
 from k3port.oracle.profile import Profile, check_kernels, get_profile, load_profiles, normalise
 from k3port.oracle.sources import Gpu, ask_child
 from k3port.oracle.spec import Plan
-from k3port.plugins import ENTRY_POINT_GROUP, Registry, default_registry, make_registry
+from k3port.plugins import ENTRY_POINT_GROUP, Registry, default_registry
 from k3port.runtime.preflight import check_checkpoint
 from k3port.runtime.prepare import detect_here
 from k3port.settings import Settings, get_environment, get_settings, settings_report
@@ -63,7 +63,7 @@ def gather(options: DoctorOptions) -> tuple[Facts, Registry]:
         rows = tuple(settings_report())
     except UsageError as exc:
         settings_error = _sentence(exc)
-    registry, clash = _registry()
+    registry = default_registry()
     detection = detect_here(registry)
     files = (*registry.platforms, *settings.profiles, *options.profiles)
     profiles, profiles_error = _profiles(options, files)
@@ -71,7 +71,7 @@ def gather(options: DoctorOptions) -> tuple[Facts, Registry]:
     profile = choice.profile
     here = profile is None or is_here(profile, detection.devices)
     plan, plan_error = None, ""
-    if profile is not None and not settings_error and not clash:
+    if profile is not None and not settings_error:
         plan, plan_error = _plan(options, profile)
     names = {"torch", *REQUIRED, *(name for names in OPTIONAL.values() for name in names)}
     names |= needed_packages(registry.kernels)
@@ -90,7 +90,7 @@ def gather(options: DoctorOptions) -> tuple[Facts, Registry]:
             imports=_try_imports(packages) if options.deep else None,
             plugins=_installed_plugins(),
             plugin_problems=registry.problems,
-            clash=clash,
+            clash="; ".join(registry.clashes),
             profiles=tuple(sorted(profiles)),
             profiles_error=profiles_error,
             profile_faults=tuple(check_kernels(profiles.values(), registry.kernels)),
@@ -111,14 +111,6 @@ def gather(options: DoctorOptions) -> tuple[Facts, Registry]:
 
 def _sentence(error: K3Error) -> str:
     return "; ".join(part for part in (error.message, *error.reasons, error.hint) if part)
-
-
-def _registry() -> tuple[Registry, str]:
-    """All kernels; where two plugins clash, those of k3port alone, and who the two are."""
-    try:
-        return default_registry(), ""
-    except PlanError as exc:
-        return make_registry(entry_points=False), _sentence(exc)
 
 
 def _installed_plugins() -> tuple[str, ...]:

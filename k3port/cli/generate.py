@@ -12,8 +12,8 @@ from k3port import __version__
 from k3port.cli.console import Console
 from k3port.cli.devices import idle_gpus
 from k3port.cli.preview import plan_lines, plan_summary
-from k3port.cli.run import RunOptions, header
-from k3port.errors import K3Error, NumericsError, UsageError
+from k3port.cli.run import RunOptions, check, header
+from k3port.errors import K3Error, NumericsError, TokenizerError
 
 try:
     import torch  # noqa: F401
@@ -24,6 +24,8 @@ except Exception as exc:
     ) from exc
 
 from k3port.runtime.runtime import DEFAULT_KV_TOKENS, Runtime
+
+TOKENIZER_FILES = ("tiktoken.model", "tokenizer.json")
 
 
 @dataclass
@@ -85,6 +87,9 @@ def generate(console: Console, options: RunOptions, prompt: str) -> None:
         K3Error: whatever else goes wrong.
     """
     timings = Timings()
+    if not any((options.model / name).exists() for name in TOKENIZER_FILES):
+        # The library loads such a checkpoint for callers with token ids; here nothing could come of the load.
+        check(options)
     begin = time.perf_counter()
     runtime = Runtime.load(
         options.model,
@@ -100,7 +105,7 @@ def generate(console: Console, options: RunOptions, prompt: str) -> None:
     timings.load_s = time.perf_counter() - begin
     _report_start(console, options, runtime)
     if runtime.tokenizer is None:
-        raise UsageError(
+        raise TokenizerError(
             f"{options.model} has no tokenizer (tiktoken.model or tokenizer.json)",
             hint="add the tokenizer files of the model, or use the library with token ids",
         )
@@ -135,12 +140,11 @@ def generate(console: Console, options: RunOptions, prompt: str) -> None:
 def _report_start(console: Console, options: RunOptions, runtime: Runtime) -> None:
     for problem in (*runtime.registry.problems, *runtime.plan.warnings, *runtime.weights.notes):
         console.warn(problem)
-    threads = runtime.threads
     console.note(
         header(
             options,
             runtime.plan,
-            f"threads {threads.prefill}/{threads.decode}",
+            f"threads {runtime.threads.describe()}",
             f"context {runtime.max_context_tokens}",
         )
     )

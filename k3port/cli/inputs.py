@@ -5,12 +5,16 @@ from __future__ import annotations
 import sys
 from importlib import resources
 from pathlib import Path
+from typing import BinaryIO
 
 from k3port.errors import CheckpointError, UsageError
 
 EMBEDDED_NAME = "k3-nano"
 BUILTIN_PROMPT = "The following example shows how to"
 _STDIN = "-"
+MAX_PROMPT_BYTES = 64 * 2**20
+_READABLE = 'give a UTF-8 text file, or put the prompt in quotes: k3port run "…"'
+_UTF8 = "convert it, such as with iconv -f LATIN1 -t UTF-8"
 
 
 def embedded_checkpoint() -> Path:
@@ -54,7 +58,7 @@ def read_prompt(words: tuple[str, ...], file: str | None, *, builtin: bool) -> s
     asked = bool(words) or file is not None
     prompt = ""
     if sys.stdin is not None and (asked or not sys.stdin.isatty()):
-        prompt = _text(sys.stdin.buffer.read(), "stdin")
+        prompt = _read_stdin()
     if not prompt and not asked:
         if builtin:
             return None
@@ -62,20 +66,33 @@ def read_prompt(words: tuple[str, ...], file: str | None, *, builtin: bool) -> s
     return _checked(prompt, "the prompt on stdin")
 
 
+def _read_stdin() -> str:
+    try:
+        return _text(sys.stdin.buffer, "stdin")
+    except OSError as exc:
+        raise UsageError("cannot read stdin", reasons=[exc.strerror or str(exc)], hint=_READABLE) from None
+
+
 def _read_file(path: Path) -> str:
     try:
-        return _text(path.read_bytes(), f"the prompt file {path}")
+        with path.open("rb") as stream:
+            return _text(stream, f"the prompt file {path}")
     except FileNotFoundError:
-        raise UsageError(f"the prompt file {path} does not exist") from None
+        raise UsageError(f"the prompt file {path} does not exist", hint=_READABLE) from None
     except OSError as exc:
-        raise UsageError(f"cannot read the prompt file {path}", reasons=[exc.strerror or str(exc)]) from None
+        reasons = [exc.strerror or str(exc)]
+        raise UsageError(f"cannot read the prompt file {path}", reasons=reasons, hint=_READABLE) from None
 
 
-def _text(data: bytes, what: str) -> str:
+def _text(stream: BinaryIO, what: str) -> str:
+    data = stream.read(MAX_PROMPT_BYTES + 1)
+    if len(data) > MAX_PROMPT_BYTES:
+        raise UsageError(f"{what} is larger than {MAX_PROMPT_BYTES >> 20} MiB", hint="give a shorter prompt")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as exc:
-        raise UsageError(f"{what} is not UTF-8 text", reasons=[f"the first bad byte is number {exc.start}"]) from None
+        reasons = [f"the first bad byte is number {exc.start}"]
+        raise UsageError(f"{what} is not UTF-8 text", reasons=reasons, hint=_UTF8) from None
     return text.removesuffix("\n").removesuffix("\r")
 
 
@@ -85,5 +102,5 @@ def _checked(text: str, what: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as exc:
-        raise UsageError(f"{what} is not UTF-8 text", reasons=[f"at character {exc.start}"]) from None
+        raise UsageError(f"{what} is not UTF-8 text", reasons=[f"at character {exc.start}"], hint=_UTF8) from None
     return text

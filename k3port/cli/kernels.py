@@ -11,6 +11,7 @@ import click
 
 from k3port.cli.commands import Commands
 from k3port.cli.console import Console
+from k3port.cli.options import TEXT
 from k3port.cli.plan import header, start
 from k3port.cli.question import Question, ask, model_options, profiles_option
 from k3port.cli.render import table, window_text
@@ -24,14 +25,19 @@ from k3port.runtime.planner import model_queries
 from k3port.runtime.platforms import find_profile
 
 
-@click.group(cls=Commands, short_help="List kernels, or explain the choice for one op.")
-def kernels() -> None:
+@click.group(cls=Commands, invoke_without_command=True, short_help="List kernels, or explain the choice for one op.")
+@click.pass_context
+def kernels(ctx: click.Context) -> None:
     """List the kernels that k3port knows, or explain the choice for one op."""
+    if ctx.invoked_subcommand is None:
+        ctx.obj.page(ctx.get_help())
 
 
 @kernels.command("list", short_help="List kernels.")
-@click.option("--op", metavar="OP", help="Only kernels of this op.")
-@click.option("--platform", metavar="NAME", help="Only kernels for the vendor and architecture of this platform.")
+@click.option("--op", type=TEXT, metavar="OP", help="Only kernels of this op.")
+@click.option(
+    "--platform", type=TEXT, metavar="NAME", help="Only kernels for the vendor and architecture of this platform."
+)
 @profiles_option
 @click.option("--json", "json_mode", is_flag=True, help="Write one JSON document on stdout instead of text.")
 @click.pass_obj
@@ -70,7 +76,9 @@ def explain(console: Console, op: str, **given: Any) -> None:
     """
     start(console, given)
     question = ask(given)
-    name, _, phase = op.partition("@")
+    name, at, phase = op.partition("@")
+    if at and not phase:
+        raise UsageError(f"no phase after {name}@", hint="give OP, OP@prefill or OP@decode")
     queries = _queries(question, name, phase)
     try:
         plan: Plan | None = question.plan()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -10,23 +11,29 @@ from typing import Any
 import click
 
 from k3port.cli.console import Console
+from k3port.cli.options import OUTPUT_FILE, TEXT
 from k3port.cli.question import Question, ask, model_options, size_options
 from k3port.cli.render import memory_lines, plan_text
+from k3port.cli.shape import misfit
 from k3port.errors import CapacityError, ExitCode, K3Error, PlanError, UsageError
 from k3port.oracle.spec import Plan
 from k3port.settings import get_settings
+
+_MAX_PLAN_BYTES = 64 * 2**20
 
 
 @click.command(short_help="Show the kernels and the memory of a model on any platform.")
 @model_options
 @size_options
-@click.option("--compare", nargs=2, metavar="A B", help="What differs between two platforms or two saved plans.")
-@click.option("--save", metavar="FILE", help="Write the plan as JSON, for run --plan and --compare.")
+@click.option(
+    "--compare", nargs=2, type=TEXT, metavar="A B", help="What differs between two platforms or two saved plans."
+)
+@click.option("--save", type=OUTPUT_FILE, metavar="FILE", help="Write the plan as JSON, for run --plan and --compare.")
 @click.option("--json", "json_mode", is_flag=True, help="Write the plan as one JSON document on stdout.")
 @click.option("-v", "--verbose", is_flag=True, help="Every reason of every kernel that is not taken.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing on stderr but errors.")
 @click.pass_obj
-def plan(console: Console, compare: tuple[str, str] | None, save: str | None, **given: Any) -> None:
+def plan(console: Console, compare: tuple[str, str] | None, save: Path | None, **given: Any) -> None:
     """Show which kernel runs each op of a model on a platform, and whether it fits.
 
     For every op: what runs now in this version, what would run were every declared kernel built, why, and why not the
@@ -50,7 +57,7 @@ def plan(console: Console, compare: tuple[str, str] | None, save: str | None, **
     for warning in (*question.registry.problems, *answer.warnings):
         console.warn(warning)
     if save is not None:
-        write_plan(Path(save), answer)
+        write_plan(save, answer)
     if console.json_mode:
         console.text_document(answer.to_json())
     else:
@@ -115,13 +122,24 @@ def write_plan(path: Path, answer: Plan) -> None:
     Raises:
         K3Error: the file cannot be written.
     """
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    text = answer.to_json() + "\n"
     try:
-        part.write_text(answer.to_json() + "\n", encoding="utf-8")
-        part.replace(path)
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            # Renaming onto a pipe, a device or a link would replace it by a file.
+            path.write_text(text, encoding="utf-8")
+            return
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            part.write_text(text, encoding="utf-8")
+            part.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                part.unlink()
+            raise
     except OSError as exc:
-        part.unlink(missing_ok=True)
-        raise K3Error(f"cannot write the plan to {path}", reasons=[exc.strerror or type(exc).__name__]) from None
+        reasons = [exc.strerror or type(exc).__name__]
+        hint = "give a file that can be written"
+        raise K3Error(f"cannot write the plan to {path}", reasons=reasons, hint=hint) from None
 
 
 def read_plan(path: Path) -> Plan:
@@ -132,12 +150,23 @@ def read_plan(path: Path) -> Plan:
     """
     hint = "k3port plan --save FILE writes one"
     try:
-        return Plan.from_json(path.read_text(encoding="utf-8"))
+        with path.open("rb") as stream:
+            data = stream.read(_MAX_PLAN_BYTES + 1)
+        if len(data) > _MAX_PLAN_BYTES:
+            raise ValueError(f"it is larger than {_MAX_PLAN_BYTES >> 20} MiB")
+        found = Plan.from_json(data.decode("utf-8"))
+        if fault := misfit(found):
+            raise ValueError(f"{fault} has a value of another type")
+        for slot in sorted({s.slot for s in found.selections} ^ {s.slot for s in found.would_run}):
+            raise ValueError(f"{slot} is answered once instead of twice")
+        return found
     except FileNotFoundError:
         raise UsageError(f"the plan {path} does not exist", hint=hint) from None
     except OSError as exc:
-        raise UsageError(f"cannot read the plan {path}", reasons=[exc.strerror or type(exc).__name__]) from None
-    except (ValueError, TypeError, KeyError, AttributeError) as exc:
+        raise UsageError(
+            f"cannot read the plan {path}", reasons=[exc.strerror or type(exc).__name__], hint=hint
+        ) from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
         # JSON of another form fails in whatever way its first odd value does.
         reason = str(exc) if isinstance(exc, ValueError) else f"{type(exc).__name__}: {exc}"
         raise UsageError(f"{path} is not a plan that this version reads", reasons=[reason], hint=hint) from None

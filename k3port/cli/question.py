@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from k3port.cli.inputs import embedded_checkpoint
+from k3port.cli.options import CONTEXT, COUNT, INPUT, INPUT_FILE, MAX_DRAFTS, MODEL, TEXT
 from k3port.cli.run import parse_pins
 from k3port.errors import K3Error, UsageError
 from k3port.model.config import ModelConfig
@@ -24,21 +25,23 @@ from k3port.runtime.groups import Group, candidate_groups, choose_group
 from k3port.runtime.memory import plan_memory
 from k3port.runtime.planner import DEFAULT_CONCURRENCY, DEFAULT_CONTEXT, Workload, make_plan
 from k3port.runtime.platforms import find_profile
-from k3port.runtime.prepare import DTYPES, detect_here, target_for
+from k3port.runtime.prepare import DTYPES, ROUNDS, detect_here, target_for
 from k3port.runtime.terms import Serving, item_bytes, vision_bytes
 from k3port.settings import get_settings, merge_pins
 
-ROUNDS = {"bf16": frozenset[str](), "mxfp8": frozenset({"mxfp8"}), "mxfp4": frozenset({"mxfp4"})}
-
 profiles_option = click.option(
-    "--profiles", multiple=True, type=click.Path(path_type=Path), metavar="FILE", help="A file with own platforms."
+    "--profiles", multiple=True, type=INPUT_FILE, metavar="FILE", help="A file with own platforms."
 )
 _MODEL = [
-    click.option("--model", metavar="PATH", help="Checkpoint folder or config.json. Default: the embedded model."),
-    click.option("--platform", metavar="NAME", help="Profile of platforms.yaml. Default: cpu."),
+    click.option(
+        "--model", type=MODEL, metavar="PATH", help="Checkpoint folder or config.json. Default: the embedded model."
+    ),
+    click.option("--platform", type=TEXT, metavar="NAME", help="Profile of platforms.yaml. Default: cpu."),
     profiles_option,
     click.option("--dtype", type=click.Choice(DTYPES), help="Activation type. Default: the platform's."),
-    click.option("--kv-dtype", metavar="TYPE", help="Type of the latent cache; fp8 is the platform's own flavour."),
+    click.option(
+        "--kv-dtype", type=TEXT, metavar="TYPE", help="Type of the latent cache; fp8 is the platform's own flavour."
+    ),
     click.option(
         "--activations", type=click.Choice(tuple(ROUNDS)), help="What expert kernels may round activations to."
     ),
@@ -46,24 +49,26 @@ _MODEL = [
         "--state-dtype", type=click.Choice(("float32", "bfloat16")), help="Type of KDA states. Default: float32."
     ),
     click.option("--fp8-queries", is_flag=True, help="Let MLA kernels round queries to the type of an fp8 cache."),
-    click.option("--tp", type=click.IntRange(1), metavar="N", help="Ranks that split every matrix."),
-    click.option("--ep", type=click.IntRange(1), metavar="N", help="Ranks that share whole routed experts."),
-    click.option("--pp", type=click.IntRange(1), metavar="N", help="Stages of consecutive layers."),
-    click.option("--draft-tokens", type=click.IntRange(0), default=0, metavar="N", help="Drafts verified per step."),
+    click.option("--tp", type=COUNT, metavar="N", help="Ranks that split every matrix."),
+    click.option("--ep", type=COUNT, metavar="N", help="Ranks that share whole routed experts."),
+    click.option("--pp", type=COUNT, metavar="N", help="Stages of consecutive layers."),
+    click.option(
+        "--draft-tokens", type=click.IntRange(0, MAX_DRAFTS), default=0, metavar="N", help="Drafts verified per step."
+    ),
     click.option("--graphs/--no-graphs", default=None, help="Capture decode steps. Default: on GPUs."),
     click.option("--deterministic", is_flag=True, help="Only kernels that give the same bits each time."),
-    click.option("--packages", metavar="WHICH", help="Versions to assume: profile, host, or a file."),
+    click.option("--packages", type=INPUT, metavar="WHICH", help="Versions to assume: profile, host, or a file."),
     click.option("--kernel", "kernels", multiple=True, metavar="OP[@PHASE]=NAME", help="Pin a kernel."),
 ]
 _SIZE = [
-    click.option("--gpus", type=click.IntRange(1), metavar="N", help="Devices in all."),
-    click.option("--nodes", type=click.IntRange(1), metavar="N", help="Whole nodes instead of --gpus."),
+    click.option("--gpus", type=COUNT, metavar="N", help="Devices in all."),
+    click.option("--nodes", type=COUNT, metavar="N", help="Whole nodes instead of --gpus."),
     click.option(
-        "--context", type=click.IntRange(1), default=DEFAULT_CONTEXT, show_default=True, metavar="TOKENS",
+        "--context", type=CONTEXT, default=DEFAULT_CONTEXT, show_default=True, metavar="TOKENS",
         help="Longest prompt and answer of one request.",
     ),
     click.option(
-        "--concurrency", type=click.IntRange(1), default=DEFAULT_CONCURRENCY, show_default=True, metavar="N",
+        "--concurrency", type=COUNT, default=DEFAULT_CONCURRENCY, show_default=True, metavar="N",
         help="Requests at once.",
     ),
     click.option("--snapshots", is_flag=True, help="Verify drafts with one KDA state per token instead of replaying."),

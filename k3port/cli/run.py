@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from k3port.cli.console import Console
 from k3port.cli.inputs import BUILTIN_PROMPT, EMBEDDED_NAME, embedded_checkpoint, read_prompt
+from k3port.cli.interrupts import held
+from k3port.cli.options import CONTEXT, INPUT_FILE, MAX_SEED, MAX_TOKENS, MODEL, TEXT
 from k3port.errors import UsageError
 from k3port.oracle.spec import Plan
 from k3port.runtime.request import SamplingParams
 from k3port.settings import MAX_THREADS, Settings, get_settings, merge_pins, parse_pin
+
+if TYPE_CHECKING:
+    from k3port.runtime.prepare import Prepared
 
 DEFAULT_PLATFORM = "cpu"
 DEFAULT_TEMPERATURE = 0.8
@@ -43,7 +49,7 @@ def parse_pins(options: tuple[str, ...]) -> dict[str, str]:
     """The values of ``--kernel``.
 
     Raises:
-        UsageError: one that is no pin.
+        UsageError: one that is no pin, or two that contradict each other.
     """
     pins: dict[str, str] = {}
     for text in options:
@@ -51,28 +57,28 @@ def parse_pins(options: tuple[str, ...]) -> dict[str, str]:
             target, kernel = parse_pin(text)
         except ValueError:
             raise UsageError(f"--kernel {text}: expected op[@phase]=kernel", hint="such as linear=cpu.linear") from None
-        pins[target] = kernel
+        if pins.setdefault(target, kernel) != kernel:
+            both = f"{pins[target]} and {kernel}"
+            raise UsageError(f"--kernel: {target} is pinned to both {both}", hint="give one of them")
     return pins
 
 
 @click.command(short_help="Continue a prompt.")
 @click.argument("prompt", nargs=-1)
-@click.option("--model", metavar="PATH", help=f"Checkpoint folder. Default: the embedded {EMBEDDED_NAME}.")
-@click.option("--platform", metavar="NAME", help=f"Profile of platforms.yaml. Default: {DEFAULT_PLATFORM}.")
-@click.option(
-    "--profiles", multiple=True, type=click.Path(path_type=Path), metavar="FILE", help="A file with own platforms."
-)
+@click.option("--model", type=MODEL, metavar="PATH", help=f"Checkpoint folder. Default: the embedded {EMBEDDED_NAME}.")
+@click.option("--platform", type=TEXT, metavar="NAME", help=f"Profile of platforms.yaml. Default: {DEFAULT_PLATFORM}.")
+@click.option("--profiles", multiple=True, type=INPUT_FILE, metavar="FILE", help="A file with own platforms.")
 @click.option("--dtype", type=click.Choice(DTYPES), help="Activation type. Default: the platform's.")
 @click.option(
     "--kernel", "kernels", multiple=True, metavar="OP[@PHASE]=NAME", help="Pin a kernel; the run fails without it."
 )
-@click.option("--plan", "plan_file", metavar="FILE", help="Follow a plan that k3port plan --save wrote.")
-@click.option("-f", "--file", metavar="FILE", help="Read the prompt from a UTF-8 file; - is stdin.")
+@click.option("--plan", "plan_file", type=TEXT, metavar="FILE", help="Follow a plan that k3port plan --save wrote.")
+@click.option("-f", "--file", type=TEXT, metavar="FILE", help="Read the prompt from a UTF-8 file; - is stdin.")
 @click.option(
     "-n",
     "--max-tokens",
     metavar="N",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, MAX_TOKENS),
     default=256,
     show_default=True,
     help="Most tokens to generate.",
@@ -81,7 +87,12 @@ def parse_pins(options: tuple[str, ...]) -> dict[str, str]:
     "--temperature", metavar="X", type=float, help=f"Randomness; 0 is greedy. Default: {DEFAULT_TEMPERATURE}."
 )
 @click.option(
-    "--top-k", metavar="N", type=int, default=0, show_default=True, help="Keep the k most probable tokens; 0 keeps all."
+    "--top-k",
+    metavar="N",
+    type=click.IntRange(0, MAX_TOKENS),
+    default=0,
+    show_default=True,
+    help="Keep the k most probable tokens; 0 keeps all.",
 )
 @click.option(
     "--top-p", metavar="X", type=float, default=0.95, show_default=True, help="Keep the smallest set that reaches p."
@@ -95,14 +106,17 @@ def parse_pins(options: tuple[str, ...]) -> dict[str, str]:
     help="Drop tokens below this share of the best one.",
 )
 @click.option(
-    "--seed", metavar="N", type=click.IntRange(min=0), help="One seed gives one continuation. Default: drawn and shown."
+    "--seed",
+    metavar="N",
+    type=click.IntRange(0, MAX_SEED),
+    help="One seed gives one continuation. Default: drawn and shown.",
 )
 @click.option("--greedy", is_flag=True, help="Always take the most probable token.")
 @click.option("--ignore-eos", is_flag=True, help="Do not stop where the model ends its text.")
 @click.option(
     "--threads", metavar="N", type=click.IntRange(1, MAX_THREADS), help="CPU threads. Default: chosen per phase."
 )
-@click.option("--context", type=click.IntRange(min=1), metavar="TOKENS", help="Size of the cache. Default: 32768.")
+@click.option("--context", type=CONTEXT, metavar="TOKENS", help="Size of the cache. Default: 32768.")
 @click.option("--json", "json_mode", is_flag=True, help="Write one JSON document on stdout instead of text.")
 @click.option("--dry-run", is_flag=True, help="Check and plan only; print the kernel of every op and why.")
 @click.option("-v", "--verbose", is_flag=True, help="Print the plan, notes, and tracebacks of internal errors.")
@@ -130,7 +144,8 @@ def run(console: Console, prompt: tuple[str, ...], dry_run: bool, file: str | No
         console.note(f'no prompt: continuing the built-in one, "{BUILTIN_PROMPT}"')
         text = BUILTIN_PROMPT
     # Imported here: this imports torch.
-    from k3port.cli.generate import generate
+    with held():
+        from k3port.cli.generate import generate
 
     generate(console, options, text)
 
@@ -150,6 +165,8 @@ def _options(given: Mapping[str, Any], settings: Settings) -> RunOptions:
         seed=secrets.randbits(32) if given["seed"] is None else given["seed"],
         ignore_eos=given["ignore_eos"],
     )
+    if given["threads"] is not None and given["threads"] > (most := _most_threads()):
+        raise UsageError(f"--threads {given['threads']}: at most {most} on this machine", hint="leave --threads out")
     if given["model"] == "":
         raise UsageError("--model is empty", hint="give the folder of a checkpoint")
     model = embedded_checkpoint() if given["model"] is None else Path(given["model"])
@@ -178,14 +195,22 @@ def _options(given: Mapping[str, Any], settings: Settings) -> RunOptions:
     )
 
 
-def _dry_run(console: Console, options: RunOptions) -> None:
-    from k3port import __version__
-    from k3port.cli import preview
-    from k3port.cli.devices import idle_gpus
+def _most_threads() -> int:
+    """Four per core: more only wait for each other, and at some number the system gives no more."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(4 * cores, MAX_THREADS)
+
+
+def check(options: RunOptions) -> Prepared:
+    """The checks and the plan of a run, before any weight is read.
+
+    Raises:
+        K3Error: whatever is wrong with the checkpoint, its tokenizer, the platform or the plan.
+    """
     from k3port.runtime.planner import DEFAULT_CONTEXT
     from k3port.runtime.prepare import prepare
 
-    found = prepare(
+    return prepare(
         options.model,
         platform=options.platform,
         dtype=options.dtype,
@@ -194,7 +219,16 @@ def _dry_run(console: Console, options: RunOptions) -> None:
         kv_tokens=options.context_tokens or DEFAULT_CONTEXT,
         max_requests=1,
         profiles=options.profiles,
+        need_text=True,
     )
+
+
+def _dry_run(console: Console, options: RunOptions) -> None:
+    from k3port import __version__
+    from k3port.cli import preview
+    from k3port.cli.devices import idle_gpus
+
+    found = check(options)
     for problem in (*found.registry.problems, *found.plan.warnings):
         console.warn(problem)
     console.note(header(options, found.plan))

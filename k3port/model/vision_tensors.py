@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from k3port.errors import ConfigError
+from k3port.model.config_reader import MAX_SIZE, Reader
+from k3port.model.json_file import is_id, shown
 from k3port.model.text_tensors import TensorSpec
 
 VISION_PREFIXES = ("vision_tower.", "mm_projector.")
@@ -32,13 +34,21 @@ def vision_tensors(vision: Mapping[str, Any]) -> dict[str, TensorSpec]:
     """The stored vision tensors of a K3 ``vision_config``, tower first, all BF16 and without biases.
 
     Raises:
-        ConfigError: keys that give the shapes are missing.
+        ConfigError: keys that give the shapes are missing, or are no sizes.
     """
-    missing = [key for key in _KEYS if key not in vision]
-    if missing:
+    faults: list[str] = []
+    reader = Reader(vision, "vision_config", faults)
+    reader.require(_KEYS)
+    for key in _KEYS:
+        if key != "merge_kernel_size":
+            reader.integer(key, maximum=10_000 if key == "vt_num_hidden_layers" else MAX_SIZE)
+    kernel = vision.get("merge_kernel_size", [1, 1])
+    if not isinstance(kernel, list | tuple) or len(kernel) != 2 or not all(is_id(side, MAX_SIZE) for side in kernel):
+        reader.fault(f"merge_kernel_size = {shown(kernel)}: expected two whole numbers")
+    if faults:
         raise ConfigError(
             "vision_config does not describe the vision tower of Kimi K3",
-            reasons=[f"vision_config.{key} is missing" for key in missing],
+            reasons=faults,
             hint="compare with the published config.json of Kimi K3",
         )
     patch, hidden, width = vision["patch_size"], vision["vt_hidden_size"], vision["qkv_hidden_size"]

@@ -14,6 +14,7 @@ _ROUNDING_HINTS = {
     "mxfp8": "--activations mxfp8",
     "mxfp4": "--activations mxfp4",
     "fp8_query": "--fp8-queries",
+    "int8_messages": "no option allows it, only Workload(rounds=...) of the library",
 }
 
 
@@ -69,7 +70,7 @@ def _reasons(spec: KernelSpec, query: OpQuery, target: Target, built_only: bool)
         yield "FEATURE", f"serves {req.max_nodes} node, asked for {query.nodes}", ""
     if query.phase == "decode" and req.query_tokens is not None and query.query_tokens > req.query_tokens:
         yield "AXIS", f"serves {req.query_tokens} new tokens per request, asked for {query.query_tokens}", ""
-    yield "AXIS", (spec.check(query, target) if spec.check else None) or "", ""
+    yield "AXIS", _checked(spec, query, target), ""
     if spec.rounds and spec.rounds not in query.rounds:
         yield "NUMERICS", f"its rounding {spec.rounds} was not asked for", _ROUNDING_HINTS.get(spec.rounds, "")
     # Only decode steps are captured; an op without phases is part of them.
@@ -85,6 +86,14 @@ def _reasons(spec: KernelSpec, query: OpQuery, target: Target, built_only: bool)
     yield "PROBE_FAILED", target.failed_probes.get(spec.name, ""), "k3port doctor --probe"
     if built_only and not spec.is_built:
         yield "NOT_BUILT", "its adapter does not exist in this version", ""
+
+
+def _checked(spec: KernelSpec, query: OpQuery, target: Target) -> str:
+    """What the kernel's own check says. One that fails refuses: it must not take the plan of all others with it."""
+    try:
+        return (spec.check(query, target) if spec.check else None) or ""
+    except Exception as exc:
+        return f"its own check failed: {type(exc).__name__}: {exc}"
 
 
 def _software(spec: KernelSpec, target: Target):

@@ -29,7 +29,7 @@ class Profile:
         aliases: other names of it.
         activations: default dtype of a run.
         memory_bytes: memory of one device, as the vendor states it.
-        usable_share: share of it that a plan may use.
+        usable_share: share of it that a plan may use; what a plan counts itself (captured graphs) is not taken off.
         memory_bytes_per_s: memory bandwidth of one device.
         lds_bytes: shared memory per block (NVIDIA) or LDS per workgroup (AMD).
         fp8: flavour of 8-bit floats in hardware: ``e4m3fn``, ``e4m3fnuz`` or ``none``.
@@ -75,15 +75,6 @@ class Profile:
     notes: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
     places: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def usable_bytes(self) -> int:
-        return int(self.memory_bytes * self.usable_share)
-
-    @property
-    def weak_sources(self) -> tuple[str, ...]:
-        """Paths whose value nobody has confirmed."""
-        return tuple(path for path, source in self.sources.items() if source.startswith("unconfirmed"))
 
     def target(
         self,

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 from k3port.errors import PlanError
 from k3port.ops.catalog import OPS, slot_name
 from k3port.oracle.pins import expand_pins
@@ -224,25 +227,34 @@ def _selection(
         reason = f"covered by {cover}" if cover else "no chosen kernel calls it"
         extra = tuple(Rejection(name, "COVERED", reason) for name in names)
         return replace(base, reason=reason, rejected=(*cell.rejected, *extra))
-    layouts = {key: tag for c in chosen.values() if c is not None for key, tag in c.layouts.items()}
-    extra = []
-    for other in cell.accepted:
-        clash = [f"{k}={t}, the plan has {layouts[k]}" for k, t in other.layouts.items() if layouts.get(k, t) != t]
-        if clash:
-            extra.append(Rejection(other.name, "LAYOUT", "; ".join(clash)))
-        elif other is not spec:
-            extra.append(Rejection(other.name, "OUTRANKED", f"{spec.name} comes first"))
-    package = next((p for p in spec.requires.packages), "")
+    extra = [_why_not(other, spec, cell, chosen) for other in cell.accepted if other is not spec]
+    package = canonicalize_name(Requirement(spec.requires.packages[0]).name) if spec.requires.packages else ""
     padding = spec.padding(query) if spec.padding else None
     return replace(
         base,
         kernel=spec.name,
-        reason="; ".join(filter(None, (_reason(spec, cell, pinned), spec.note and spec.note(query, target)))),
+        reason="; ".join(filter(None, (_reason(spec, cell, pinned, target), spec.note and spec.note(query, target)))),
         rejected=(*cell.rejected, *extra),
         layouts=dict(spec.layouts),
-        version=next((f"{n} {v}" for n, v in target.packages.items() if package.startswith(n)), ""),
+        version=f"{package} {target.packages[package]}" if package in target.packages else "",
         padding=padding.note if padding else "",
     )
+
+
+def _why_not(
+    other: KernelSpec, spec: KernelSpec, cell: _Cell, chosen: Mapping[tuple[str, Tokens], KernelSpec | None]
+) -> Rejection:
+    """Why a kernel that fits was not taken: it does not go with the other choices, or it comes later."""
+    key = (cell.query.slot, cell.query.tokens)
+    layouts = {k: tag for at, c in chosen.items() if c is not None and at != key for k, tag in c.layouts.items()}
+    clash = [f"{k}={tag}, the plan has {layouts[k]}" for k, tag in other.layouts.items() if layouts.get(k, tag) != tag]
+    if clash:
+        return Rejection(other.name, "LAYOUT", "; ".join(clash))
+    if cell.accepted.index(other) < cell.accepted.index(spec):
+        with_parts = f" and {', '.join(other.parts)}" if other.parts else ""
+        detail = f"no kernels of the other slots{with_parts} go with it: their layouts differ, or one has no kernel"
+        return Rejection(other.name, "LAYOUT", detail)
+    return Rejection(other.name, "OUTRANKED", f"{spec.name} comes first")
 
 
 def _is_called(query: OpQuery, chosen: Mapping[tuple[str, Tokens], KernelSpec | None]) -> bool:
@@ -253,15 +265,17 @@ def _is_called(query: OpQuery, chosen: Mapping[tuple[str, Tokens], KernelSpec | 
     )
 
 
-def _reason(spec: KernelSpec, cell: _Cell, pinned: Mapping[str, str]) -> str:
+def _reason(spec: KernelSpec, cell: _Cell, pinned: Mapping[str, str], target: Target) -> str:
     if pinned.get(cell.query.slot) == spec.name:
         return "pinned"
     if len(cell.accepted) == 1:
         return "the only kernel that fits"
     skipped = [s.name for s in cell.accepted[: cell.accepted.index(spec)]]
+    first = f"first of {len(cell.accepted)} that fit"
     if skipped:
-        return f"first of {len(cell.accepted)} that fits the layouts of the plan"
-    return f"first of {len(cell.accepted)} that fit"
+        first = f"{', '.join(skipped)} would come first and cannot go with the other choices"
+    preferred = spec.name in target.preferences.get(cell.query.op, ())
+    return f"{first}, in the order of {target.platform}" if preferred else first
 
 
 def _merged(answers: Iterable[Selection]) -> Iterable[Selection]:

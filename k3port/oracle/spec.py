@@ -228,7 +228,6 @@ class KernelSpec:
     tokens: Tokens | Callable[[OpQuery, Target], Tokens] = ALL_TOKENS
     graph_safe: bool = True
     deterministic: bool = True
-    batch_invariant: bool = False
     rounds: str = ""
     padding: Callable[[OpQuery], Padding | None] | None = None
     workspace_bytes: Callable[[OpQuery], int] | None = None

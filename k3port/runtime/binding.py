@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from k3port.errors import PlanError
-from k3port.ops.catalog import OPS, slot_name
+from k3port.ops.catalog import OPS, Phase, slot_name
 from k3port.ops.table import OpTable
 from k3port.oracle.spec import KernelSpec, Plan, Selection
 
@@ -64,14 +65,50 @@ def bind_table(
     def load(selection: Selection) -> Op:
         spec = kernels[selection.kernel]
         function = load_object(spec.load)
-        if not spec.parts:
-            return function
-        slots = {part: slot_name(part, selection.phase if OPS[part].phased else None) for part in spec.parts}
-        return function(**{part: bind(slot) for part, slot in slots.items()})
+        if spec.parts:
+            slots = {part: slot_name(part, selection.phase if OPS[part].phased else None) for part in spec.parts}
+            function = _called(spec, function, {part: bind(slot) for part, slot in slots.items()})
+        _check_signature(spec, selection.phase, function)
+        return function
 
     for slot in windows:
         bind(slot)
     return OpTable(functions)
+
+
+def _called(spec: KernelSpec, factory: Op, parts: Mapping[str, Op]) -> Op:
+    try:
+        return factory(**parts)
+    except TypeError as exc:
+        raise PlanError(
+            f"kernel {spec.name} does not take its parts {', '.join(parts)}",
+            reasons=[str(exc)],
+            hint="pin another kernel",
+        ) from exc
+
+
+def _check_signature(spec: KernelSpec, phase: Phase | None, function: Op) -> None:
+    """Whether the function takes the arguments of its op's contract: found out here, not in the first step.
+
+    Raises:
+        PlanError: it does not.
+    """
+    contracts = [load_object(path) for path in OPS[spec.op].contracts]
+    contract = next((c for c in contracts if c.phase in (None, phase)), None)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # a function of an extension module need not tell
+    if contract is None:
+        return
+    try:
+        signature.bind(*contract.inputs)
+    except TypeError as exc:
+        raise PlanError(
+            f"kernel {spec.name} ({spec.load}) does not take the arguments of {spec.op}",
+            reasons=[f"the op passes {', '.join(contract.inputs)}", f"the kernel takes {signature}: {exc}"],
+            hint="correct the kernel, or pin another one",
+        ) from exc
 
 
 def _by_tokens(windows: list[tuple[int | None, Op]]) -> Op:

@@ -1,4 +1,8 @@
-"""Headers of safetensors files: 8 bytes of length, JSON, then the tensors without gaps. Weight bytes are never read."""
+"""Headers of safetensors files: 8 bytes of length, JSON, then the tensors without gaps. Weight bytes are never read.
+
+The safetensors package opens a file or stops at its first fault. A check before 1.5 TB are loaded has to list every
+fault of every file, and the loader has to give pages back that were read: that is why both read the format themselves.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from k3port.model.json_file import LFS_MARKER
 from k3port.model.text_tensors import DTYPE_BITS
 
-_LFS_MARKER = b"version https://git-lfs"
 _MAX_HEADER_BYTES = 100_000_000
 """The limit of the safetensors format itself."""
 
@@ -52,10 +56,10 @@ def read_header(path: Path) -> FileHeader:
     try:
         with path.open("rb") as file:
             num_bytes = path.stat().st_size
-            start = file.read(len(_LFS_MARKER))
+            start = file.read(len(LFS_MARKER))
             if num_bytes == 0:
                 return _unreadable(name, 0, "is empty")
-            if start == _LFS_MARKER:
+            if start == LFS_MARKER:
                 return _unreadable(name, num_bytes, "is a git-LFS pointer, not the weights: run `git lfs pull`")
             if num_bytes < 8:
                 return _unreadable(name, num_bytes, f"is truncated: {num_bytes} bytes, not even a header length")

@@ -14,7 +14,7 @@ from k3port.errors import CheckpointError, UsageError
 from k3port.model.shapes import RankDims, rank_dims
 from k3port.model.text_tensors import expert_prefix, layer_prefix
 from k3port.model.weights import EXPERTS, Param, Piece, embedding_params, expert_columns, head_params, layer_params
-from k3port.ops.moe_weights import ExpertMatrix, StoredExperts
+from k3port.ops.moe_weights import ExpertMatrix, StoredExperts, keep_stored
 from k3port.ops.quant import GROUP_SIZE, SCALE_NAN, Mxfp4Tensor
 from k3port.runtime.preflight import Checkpoint
 
@@ -65,7 +65,7 @@ def load_weights(
     Raises:
         UsageError: ``dtype`` or ``tp_rank`` is none of the legal ones.
         ConfigError: the model cannot be split over ``tp_size`` ranks.
-        CheckpointError: a file changed after it was checked.
+        CheckpointError: a file changed after it was checked, or the scales of experts that are packed hold NaN.
     """
     if dtype not in COMPUTE_DTYPES:
         names = ", ".join(str(d).removeprefix("torch.") for d in COMPUTE_DTYPES)
@@ -85,16 +85,24 @@ def load_weights(
     return Weights(loader.params, loader.bytes_by_kind, loader.mapped_bytes, tuple(loader.notes))
 
 
-def _refuse_nan_scales(names: list[str], stored: StoredExperts) -> None:
+def _refuse_nan_scales(names: list[str], stored: StoredExperts, checkpoint: Checkpoint) -> None:
     parts = (("w1", stored.gate), ("w3", stored.up), ("w2", stored.down))
-    faults = [
-        f"{name}{part}.weight_scale holds byte {SCALE_NAN}, which means NaN"
+    tensors = [
+        f"{name}{part}.weight_scale"
         for part, matrices in parts
         for name, matrix in zip(names, matrices, strict=True)
         if isinstance(matrix, Mxfp4Tensor) and bool((matrix.scale == SCALE_NAN).any())
     ]
-    if faults:
-        raise CheckpointError("experts with values that are no numbers", reasons=faults, hint="download the file again")
+    if tensors:
+        faults = [
+            f"{name} in {checkpoint.tensors[name].file} holds byte {SCALE_NAN}, which means NaN" for name in tensors
+        ]
+        files = sorted({checkpoint.tensors[name].file for name in tensors})
+        raise CheckpointError(
+            f"experts in {checkpoint.folder} with values that are no numbers",
+            reasons=faults,
+            hint=f"download {', '.join(files)} again",
+        )
 
 
 class _Loader:
@@ -122,10 +130,10 @@ class _Loader:
             up=[self._expert_rows(name + "w3", quantised, start, stop) for name in names],
             down=[self._expert_columns(name + "w2", quantised, start, stop) for name in names],
         )
+        if pack is not keep_stored:
+            # Only where the bytes are read anyway: looking for NaN must not page in a checkpoint that stays mapped.
+            _refuse_nan_scales(names, stored, self.checkpoint)
         packed = pack(stored, self.dtype)
-        if packed is not stored:
-            # Only where the bytes were read anyway: looking for NaN must not page in a checkpoint that stays mapped.
-            _refuse_nan_scales(names, stored)
         self.params[prefix + EXPERTS] = packed
         self.bytes_by_kind["experts"] += int(getattr(packed, "nbytes", 0))
         if packed is stored:
@@ -225,7 +233,9 @@ class _MappedFile:
             with path.open("rb") as file:
                 self._mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as exc:
-            raise CheckpointError(f"cannot read {path}", reasons=[str(exc)]) from None
+            raise CheckpointError(
+                f"cannot read {path}", reasons=[str(exc)], hint="check the file's permissions, or download it again"
+            ) from None
         if len(self._mapping) != expected_bytes:
             # Reading past the end of a file that shrank would kill the process.
             raise CheckpointError(

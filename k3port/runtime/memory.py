@@ -29,7 +29,8 @@ def plan_memory(
 
     Args:
         device_bytes: memory of one device; 0 where unknown, which compares nothing.
-        usable_share: the part of it that the driver, libraries and fragmentation leave.
+        usable_share: the part of it that the driver, libraries and fragmentation leave. What is counted below as a
+            kind of its own (graphs, workspaces, activations) is not taken off here a second time.
         chosen: kernels whose padding and workspaces count.
         vision: bytes of the vision tower where it is loaded.
 

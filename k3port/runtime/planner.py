@@ -35,7 +35,8 @@ class Workload:
         state_dtype: dtype of the recurrent state.
         query_tokens: 1 + drafts per request that a decode step verifies.
         graph: whether decode steps are captured into graphs.
-        rounds: roundings that are allowed: of expert activations ``mxfp8`` or ``mxfp4``, of MLA queries ``fp8_query``.
+        rounds: roundings that are allowed: of expert activations ``mxfp8`` or ``mxfp4``, of MLA queries ``fp8_query``,
+            of what ranks send each other ``int8_messages``.
         vision: width of the vision tower and side of its patches, where images are to be read too.
     """
 
@@ -65,6 +66,7 @@ class Workload:
 _KV_OPS = frozenset({"mla", "mla_append", "mla_attend"})
 _STATE_OPS = frozenset({"kda", "kda_core"})
 _EXPERT_OPS = frozenset({"moe", "moe_experts"})
+_ROUNDING_OPS = _EXPERT_OPS | _KV_OPS | {"all_reduce"}
 
 
 def model_queries(config: ModelConfig, work: Workload) -> list[OpQuery]:
@@ -92,7 +94,7 @@ def model_queries(config: ModelConfig, work: Workload) -> list[OpQuery]:
                     query_tokens=work.query_tokens,
                     graph=work.graph,
                     deterministic=work.deterministic,
-                    rounds=work.rounds if part in _EXPERT_OPS | _KV_OPS else frozenset(),
+                    rounds=work.rounds if part in _ROUNDING_OPS else frozenset(),
                     direct=part in direct,
                 )
                 if part == op or part not in direct:
@@ -173,7 +175,7 @@ def make_plan(
         concurrency: requests at once.
         prefill_chunk_tokens: most prompt tokens of one step.
         snapshots: verify drafts with one recurrent state per token instead of replaying from one.
-        usable_share: the part of a device's memory that a plan may use.
+        usable_share: the part of a device's memory that driver, libraries and fragmentation leave.
         gpus_per_node: 0: as many as the target's device says.
         vision: bytes of the vision tower where it is loaded too.
         allow_gaps: slots that no kernel fits stay empty instead of failing the plan.

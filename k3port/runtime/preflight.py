@@ -5,7 +5,6 @@ The result, a :class:`Checkpoint`, is the only thing the loader accepts: no weig
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +13,15 @@ from typing import Any
 from k3port.errors import CheckpointError, ConfigError
 from k3port.model.config import ModelConfig
 from k3port.model.config_file import load_config
+from k3port.model.json_file import BrokenJsonError, is_id, read_json, shown
 from k3port.model.text_tensors import TensorSpec, normalise_name
 from k3port.model.vision_tensors import is_vision_tensor, vision_tensors
 from k3port.runtime.headers import FileHeader, StoredTensor, read_header
 from k3port.runtime.tensor_check import Absent, check_tensors
 
 INDEX_NAME = "model.safetensors.index.json"
-OPTIONAL_FILES = ("generation_config.json", "tokenizer_config.json", "tiktoken.model")
+GENERATION_NAME = "generation_config.json"
+OPTIONAL_FILES = (GENERATION_NAME, "tokenizer_config.json", "tiktoken.model")
 _OTHER_FORMATS = ("*.gguf", "*.bin", "*.pt", "*.pth", "*.npz")
 
 
@@ -40,6 +41,8 @@ class Checkpoint:
     """What is worth knowing but no fault, such as optional files that are not there."""
     total_bytes: int
     """Tensor bytes of the whole checkpoint."""
+    eos_ids: frozenset[int] = frozenset()
+    """Ids that end a text, from ``config.json`` and ``generation_config.json``: all inside the vocabulary."""
 
     @property
     def mxfp4(self) -> bool:
@@ -79,6 +82,7 @@ def check_checkpoint(folder: str | Path, *, vision: bool = False, allow_unknown:
         config = load_config(path)
         expected_vision = _expected_vision(path, config) if vision else None
     except ConfigError as exc:
+        _generation_eos_ids(path, None, faults)
         if not faults:
             raise
         raise _error(path, [*faults, exc.message, *exc.reasons]) from None
@@ -86,6 +90,7 @@ def check_checkpoint(folder: str | Path, *, vision: bool = False, allow_unknown:
         config, findings.tensors, absent=findings.absent, vision=expected_vision, allow_unknown=allow_unknown
     )
     faults += report.faults
+    generation_eos_ids = _generation_eos_ids(path, config.vocab_size, faults)
     if faults:
         raise _error(path, faults)
     optional = (*OPTIONAL_FILES, "preprocessor_config.json") if config.has_vision else OPTIONAL_FILES
@@ -98,7 +103,36 @@ def check_checkpoint(folder: str | Path, *, vision: bool = False, allow_unknown:
         mxfp4_layers=frozenset(report.mxfp4_layers),
         notes=(*findings.notes, *report.notes, *notes),
         total_bytes=sum(tensor.num_bytes for tensor in findings.tensors.values()),
+        eos_ids=frozenset(config.eos_ids) | generation_eos_ids,
     )
+
+
+def _generation_eos_ids(folder: Path, vocab_size: int | None, faults: list[str]) -> frozenset[int]:
+    """The ends of text that ``generation_config.json`` names; the file may be absent.
+
+    Args:
+        vocab_size: None where the configuration is at fault and does not say.
+    """
+    try:
+        values = read_json(folder / GENERATION_NAME)
+    except FileNotFoundError:
+        return frozenset()
+    except BrokenJsonError as exc:
+        faults.append(f"{GENERATION_NAME} {exc}")
+        return frozenset()
+    if not isinstance(values, dict):
+        faults.append(f"{GENERATION_NAME} holds no JSON object")
+        return frozenset()
+    value = values.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    wrong = [i for i in ids if not is_id(i, vocab_size)]
+    if wrong:
+        inside = "" if vocab_size is None else f" in 0..{vocab_size - 1}"
+        faults.append(
+            f"{GENERATION_NAME} has the eos_token_id {shown(value)}: expected a token id{inside} or a list of them"
+        )
+        return frozenset()
+    return frozenset(ids)
 
 
 def _error(folder: Path, faults: list[str]) -> CheckpointError:
@@ -113,7 +147,7 @@ def _error(folder: Path, faults: list[str]) -> CheckpointError:
 def _expected_vision(folder: Path, config: ModelConfig) -> dict[str, TensorSpec]:
     if not config.has_vision:
         raise ConfigError(f"{folder / 'config.json'} has no vision_config", hint="load this checkpoint as a text model")
-    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    values = read_json(folder / "config.json")
     return vision_tensors({**values["vision_config"], "text_hidden_size": config.hidden_size})
 
 
@@ -162,14 +196,11 @@ def _read_index(folder: Path, faults: list[str]) -> tuple[dict[str, str], Any] |
     """``weight_map`` and ``total_size``, or None where no index can be used (a damaged one is a fault)."""
     path = folder / INDEX_NAME
     try:
-        values = json.loads(path.read_bytes())
+        values = read_json(path)
     except FileNotFoundError:
         return None
-    except OSError as exc:
-        faults.append(f"{INDEX_NAME} cannot be read: {exc.strerror or exc}")
-        return None
-    except (ValueError, RecursionError) as exc:
-        faults.append(f"{INDEX_NAME} is not valid JSON: {exc}")
+    except BrokenJsonError as exc:
+        faults.append(f"{INDEX_NAME} {exc}")
         return None
     weight_map = values.get("weight_map") if isinstance(values, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from k3port.errors import CapacityError, UsageError
+from k3port.errors import CapacityError, TokenizerError, UsageError
 from k3port.oracle.detect import Detection, detect
 from k3port.oracle.exclude import excluded_kernels
 from k3port.oracle.host import require_host
@@ -19,8 +19,11 @@ from k3port.runtime.planner import DEFAULT_CONCURRENCY, DEFAULT_CONTEXT, Workloa
 from k3port.runtime.platforms import find_profile
 from k3port.runtime.preflight import Checkpoint, check_checkpoint
 from k3port.settings import get_environment, get_settings
+from k3port.text.loading import TextTokenizer, load_tokenizer
 
 DTYPES = ("float32", "bfloat16", "float64")
+ROUNDS = {"bf16": frozenset[str](), "mxfp8": frozenset({"mxfp8"}), "mxfp4": frozenset({"mxfp4"})}
+"""What expert kernels may round activations to, by the name of the setting."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class Prepared:
     plan: Plan
     registry: Registry
     profile: Profile
+    tokenizer: TextTokenizer | None = None
+    """None: the checkpoint has none, and takes token ids only."""
 
 
 def prepare(
@@ -45,6 +50,7 @@ def prepare(
     kv_tokens: int = DEFAULT_CONTEXT,
     max_requests: int = DEFAULT_CONCURRENCY,
     prefill_chunk_tokens: int = 1024,
+    need_text: bool = False,
 ) -> Prepared:
     """The checks and the plan of a run: ``run``, ``run --dry-run`` and :meth:`k3port.Runtime.load` all start here.
 
@@ -54,9 +60,10 @@ def prepare(
         registry: kernels to choose from; None takes the built-in ones and installed plugins.
         profiles: platform files beside the built-in one.
         kv_tokens: size of the latent cache over all requests.
+        need_text: refuse a checkpoint without a tokenizer, which could take token ids only.
 
     Raises:
-        K3Error: the subclass says what: ConfigError, CheckpointError, PlanError, UsageError.
+        K3Error: the subclass says what: ConfigError, CheckpointError, TokenizerError, PlanError, UsageError.
     """
     registry = default_registry() if registry is None else registry
     profile = find_profile(platform, profiles, registry=registry)
@@ -70,7 +77,17 @@ def prepare(
         detection = detect_here(registry)
         require_host(profile, detection.devices)
     checkpoint = check_checkpoint(model)
-    work = Workload(name, "mxfp4" if checkpoint.mxfp4 else checkpoint.config.dtype)
+    tokenizer = load_tokenizer(checkpoint.folder, checkpoint.config.vocab_size)
+    if tokenizer is None and need_text:
+        raise TokenizerError(
+            f"{checkpoint.folder} has no tokenizer (tiktoken.model or tokenizer.json)",
+            hint="fetch the tokenizer files of the model, or use the library with token ids",
+        )
+    work = Workload(
+        name,
+        "mxfp4" if checkpoint.mxfp4 else checkpoint.config.dtype,
+        rounds=ROUNDS[get_settings().activations or profile.settings.get("activations", "bf16")],
+    )
     target = target_for(profile, registry, pins or {}, None, here=True)
 
     def plan_with(pins: Mapping[str, str] | None) -> Plan:
@@ -98,7 +115,7 @@ def prepare(
             reasons=plan.memory.advice.split("; "),
             hint=f"k3port plan --platform {profile.name} shows the arithmetic",
         )
-    return Prepared(checkpoint, plan, registry, profile)
+    return Prepared(checkpoint, plan, registry, profile, tokenizer)
 
 
 def target_for(

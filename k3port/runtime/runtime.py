@@ -28,7 +28,7 @@ from k3port.runtime.prepare import prepare
 from k3port.runtime.request import Emitted, FinishReason, Generation, Request, SamplingParams, TokenEvent
 from k3port.runtime.threads import PhaseThreads
 from k3port.settings import MAX_THREADS, get_settings, merge_pins
-from k3port.text.loading import TextStream, TextTokenizer, load_tokenizer
+from k3port.text.loading import TextStream, TextTokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 DEFAULT_REQUESTS = 8
@@ -145,7 +145,6 @@ class Runtime:
             prefill_chunk_tokens=prefill_chunk_tokens,
         )
         checkpoint, plan, registry = prepared.checkpoint, prepared.plan, prepared.registry
-        tokenizer = load_tokenizer(checkpoint.folder, checkpoint.config.vocab_size)
         specs = {spec.name: spec for spec in registry.kernels}
         weights = load_weights(checkpoint, dtype=DTYPES[plan.dtype], pack_experts=pack_function(plan, specs))
         return cls(
@@ -153,7 +152,7 @@ class Runtime:
             weights,
             plan,
             registry,
-            tokenizer,
+            prepared.tokenizer,
             DTYPES[plan.dtype],
             max_requests=max_requests,
             kv_tokens=kv_tokens,

@@ -161,7 +161,10 @@ def _check_outside(
     if others:
         report.notes.append(f"{len(others)} tensors outside the model are ignored: {_listed(sorted(others))}")
     if config.tie_embeddings and "lm_head.weight" in found:
-        report.notes.append("lm_head.weight is stored but ignored: tie_word_embeddings is true")
+        report.faults.append(
+            f"{found['lm_head.weight'].stored_name} in {found['lm_head.weight'].file} is stored, but "
+            "tie_word_embeddings is true: set it to false to use the stored head, or remove the tensor"
+        )
     known = {name: tensor for name, tensor in found.items() if name in table or _QUANTISED.search(name)}
     _compare(report, "", table, known, absent, allow_unknown=False)
     if not config.tie_embeddings and "lm_head.weight" not in found and "lm_head.weight is missing" in report.faults:
@@ -185,6 +188,10 @@ def _check_experts(
             _unknown(report, text, allow_unknown)
         return
     num_experts = config.moe.num_experts
+    if not found and not absent.names and not absent.everything:
+        first = _listed(map(str, range(min(num_experts, _SHOWN + 1))))
+        report.faults.append(f"layer {layer} lacks routed experts {first} ({num_experts} of {num_experts})")
+        return
     packed, plain = expert_tensors(config, True), expert_tensors(config, False)
     has_packed = any(name in packed for _, name in found)
     if has_packed:

@@ -23,7 +23,10 @@ from k3port.runtime.groups import (
 PAGE_TOKENS = 64
 """Rows of one page of the latent cache."""
 GRAPH_BYTES = 1 << 30
-"""Set aside for captured graphs and their private pools where decode is captured. An allowance, not a measurement."""
+"""Set aside for captured graphs and their private pools where decode is captured. An allowance, not a measurement.
+
+It comes beside ``usable_share`` of a profile, which leaves room for the driver, libraries and fragmentation only.
+"""
 
 _ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1}
 
@@ -204,10 +207,7 @@ def rank_terms(
         *_state_terms(config, dims, serving, storage, kda),
         *_step_terms(config, dims, group, serving, item),
     ]
-    workspace = max(
-        ((s.workspace_bytes(q), s.name) for s, q in chosen if s.workspace_bytes is not None), default=(0, "")
-    )
-    terms.append(Term("workspaces", f"largest one, of {workspace[1]}", workspace[0]))
+    terms.append(_workspace_term(chosen, requests, serving))
     if serving.graphs:
         terms.append(Term("graphs", "allowance for captured decode steps", GRAPH_BYTES))
     return terms
@@ -278,6 +278,19 @@ def _step_terms(config: ModelConfig, dims: RankDims, group: Group, serving: Serv
     columns = f"({config.vocab_size} + this rank's {dims.vocab})" if group.tp > 1 else str(config.vocab_size)
     terms.append(Term("logits", f"{rows} x {columns} x 4 B per request; {{requests}} requests", 0, logits))
     return terms
+
+
+def _workspace_term(chosen: Chosen, requests: int, serving: Serving) -> Term:
+    """The largest scratch memory of a kernel, for the largest step that this load has, not for any step at all."""
+    decode = requests * serving.query_tokens
+    largest = {"decode": decode, "prefill": serving.prefill_chunk_tokens, None: serving.prefill_chunk_tokens + decode}
+    found = (0, "", 0)
+    for spec, query in chosen:
+        (first, last), most = query.tokens, largest[query.phase]
+        if spec.workspace_bytes is not None and first <= most:
+            tokens = most if last is None else min(last, most)
+            found = max(found, (spec.workspace_bytes(replace(query, tokens=(first, tokens))), spec.name, tokens))
+    return Term("workspaces", f"largest one, of {found[1]} in a step of {found[2]} tokens", found[0])
 
 
 def _activation_width(config: ModelConfig, dims: RankDims, group: Group) -> int:

@@ -10,9 +10,9 @@ import torch
 from k3port.model.step import Step
 from k3port.runtime.loader import Weights
 
-SHARED_WORK = 16_000_000_000
-"""Tokens times weight bytes from which a step is shared between threads. Below, an idle machine gains little, and on a
-busy one the threads wait for each other: a 512-token prefill of a 5 MB model then took five times as long."""
+SHARED_WORK = 100_000_000_000
+"""Tokens times weight bytes from which a step is shared between threads. Below, an idle machine gains a third at best,
+and on a busy one the threads wait for each other: a 512-token prefill of a 5 MB model then took five times as long."""
 
 
 @dataclass

@@ -30,7 +30,9 @@ _OWNED = """\
 ## Variables that belong to k3port
 
 AITER reads these for itself, and its kernels expect the weights in the order that belongs to the mode. k3port derives
-them from `K3PORT_ACTIVATIONS` before AITER is imported. Another value in the environment is an error that names both.
+them from `K3PORT_ACTIVATIONS` before AITER is imported. Another value in the environment is an error that names both
+where `K3PORT_ACTIVATIONS` is set, and a warning where it is not. No adapter for AITER exists in this version, so they
+are checked and never set yet.
 """
 _FOREIGN = """\
 ## Variables that k3port does not read

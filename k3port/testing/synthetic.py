@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import math
-import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from k3port.model.config import ModelConfig
 from k3port.model.config_file import K3_MODEL_TYPE, parse_config
@@ -20,14 +20,6 @@ from k3port.model.text_tensors import TensorSpec, checkpoint_tensors
 from k3port.model.vision_tensors import VISION_PREFIXES, vision_tensors
 
 _DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "U8": torch.uint8}
-_DTYPE_NAMES = {
-    **{dtype: name for name, dtype in _DTYPES.items()},
-    torch.float16: "F16",
-    torch.float64: "F64",
-    torch.int8: "I8",
-    torch.int32: "I32",
-    torch.int64: "I64",
-}
 
 EditFile = Callable[[dict[str, torch.Tensor]], object]
 """Changes the tensors of one file in place, by full name, before it is written; what it returns is ignored."""
@@ -172,26 +164,8 @@ def generate(name: str, spec: TensorSpec, rank: int, config: ModelConfig) -> tor
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Writes one safetensors file; wide types first, so that every tensor is aligned."""
-    order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    position = 0
-    for name in order:
-        tensor = tensors[name]
-        header[name] = {
-            "dtype": _DTYPE_NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [position, position + tensor.nbytes],
-        }
-        position += tensor.nbytes
-    raw = json.dumps(header, separators=(",", ":")).encode()
-    raw += b" " * (-len(raw) % 8)
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(raw)))
-        file.write(raw)
-        for name in order:
-            data = tensors[name].contiguous().reshape(-1).view(torch.uint8)
-            file.write(data.numpy().data)
+    """Writes one safetensors file."""
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
 
 
 def _files(config: ModelConfig, specs: Mapping[str, TensorSpec]) -> list[list[str]]:

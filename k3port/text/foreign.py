@@ -8,6 +8,8 @@ from typing import Any
 
 from k3port.errors import TokenizerError
 
+_LFS_POINTER = b"version https://git-lfs"
+
 
 class ForeignTokenizer:
     """A ``tokenizer.json`` behind the interface of :class:`k3port.text.tokenizer.Tokenizer`.
@@ -22,16 +24,22 @@ class ForeignTokenizer:
     def __init__(self, tokenizer: Any) -> None:
         self._backend = tokenizer.backend_tokenizer
         self._backend.encode_special_tokens = True
-        self.vocab_size: int = len(tokenizer)
+        self.vocab_size: int = max(tokenizer.get_vocab().values(), default=-1) + 1
         self.stop_ids: frozenset[int] = frozenset(() if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,))
 
     @classmethod
-    def from_folder(cls, path: str | Path) -> ForeignTokenizer:
+    def from_folder(cls, path: str | Path, vocab_size: int | None = None) -> ForeignTokenizer:
         """Reads ``tokenizer.json`` and, where present, ``tokenizer_config.json``.
 
+        Args:
+            path: the folder.
+            vocab_size: the model's vocabulary size; its embedding may have more rows than the tokenizer has ids.
+
         Raises:
-            TokenizerError: transformers is not installed, or cannot read the files.
+            TokenizerError: transformers is not installed, cannot read the files, or they have ids that the model
+                does not.
         """
+        _refuse_lfs_pointer(Path(path) / "tokenizer.json")
         try:
             from transformers import PreTrainedTokenizerFast
         except ImportError:
@@ -40,12 +48,21 @@ class ForeignTokenizer:
                 hint="pip install 'k3port[hf]', or use a checkpoint with tiktoken.model",
             ) from None
         try:
-            return cls(PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True))
+            tokenizer = cls(PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True))
         except Exception as exc:
             # The library raises whatever its parser meets: OSError, ValueError, plain Exception from Rust.
             raise TokenizerError(
-                f"cannot read the tokenizer in {path}", reasons=[f"{type(exc).__name__}: {exc}"]
+                f"cannot read the tokenizer in {path}",
+                reasons=[f"{type(exc).__name__}: {exc}"],
+                hint="fetch tokenizer.json and tokenizer_config.json again",
             ) from exc
+        if vocab_size is not None and tokenizer.vocab_size > vocab_size:
+            raise TokenizerError(
+                f"the tokenizer in {path} is not this model's",
+                reasons=[f"tokenizer.json has ids up to {tokenizer.vocab_size - 1}, but vocab_size is {vocab_size}"],
+                hint="fetch tokenizer.json and config.json again, both from the same checkpoint",
+            )
+        return tokenizer
 
     def encode(self, text: str) -> list[int]:
         """The ids of plain text, without any added token."""
@@ -57,6 +74,16 @@ class ForeignTokenizer:
 
     def stream_decoder(self) -> ForeignStreamDecoder:
         return ForeignStreamDecoder(self)
+
+
+def _refuse_lfs_pointer(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            is_pointer = file.read(len(_LFS_POINTER)) == _LFS_POINTER
+    except OSError:
+        return  # the library says what is wrong with it
+    if is_pointer:
+        raise TokenizerError(f"{path} is a git-LFS pointer, not the file itself", hint="run: git lfs pull")
 
 
 class ForeignStreamDecoder:

@@ -34,10 +34,11 @@ def load_tokenizer(folder: Path, vocab_size: int) -> TextTokenizer | None:
     """The tokenizer of a checkpoint: K3's own format first, then ``tokenizer.json``; None where there is neither.
 
     Raises:
-        TokenizerError: the files are there but damaged, or need a package that is not installed.
+        TokenizerError: the files are there but damaged, do not fit ``vocab_size``, or need a package that is not
+            installed.
     """
     if (folder / "tiktoken.model").exists():
         return Tokenizer.from_folder(folder, vocab_size)
     if (folder / "tokenizer.json").exists():
-        return ForeignTokenizer.from_folder(folder)
+        return ForeignTokenizer.from_folder(folder, vocab_size)
     return None

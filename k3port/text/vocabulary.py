@@ -73,6 +73,8 @@ def read_vocabulary(folder: Path, vocab_size: int | None = None) -> Vocabulary:
             faults.append(f"{RANKS_FILE} line {num_base}: {num_base} tokens, but vocab_size is only {vocab_size}")
             end = None  # every control id would be "outside" too: one cause, one reason
     named, roles = _read_config(folder / CONFIG_FILE, num_base, end, faults)
+    if not faults and num_base is not None:
+        _check_fit(num_base, vocab_size, named, faults)
 
     if faults or ranks is None or num_base is None or end is None:
         raise TokenizerError(
@@ -84,6 +86,18 @@ def read_vocabulary(folder: Path, vocab_size: int | None = None) -> Vocabulary:
     controls = tuple(named.get(slot) or ControlToken(f"<|reserved_token_{slot}|>") for slot in slots)
     ids = {control.text: slot for slot, control in zip(slots, controls, strict=True)}
     return Vocabulary(ranks, controls, {role: ids[text] for role, text in roles.items()})
+
+
+def _check_fit(num_base: int, vocab_size: int | None, named: Mapping[int, ControlToken], faults: list[str]) -> None:
+    """The control slots begin right behind the ranks. A file that was cut between two lines shows nowhere else."""
+    first = min(named)
+    if first == num_base or (vocab_size is not None and vocab_size - num_base == DEFAULT_CONTROL_SLOTS):
+        return
+    size = "" if vocab_size is None else f", and vocab_size is {vocab_size}"
+    faults.append(
+        f"{RANKS_FILE} line {num_base}: the file ends after {num_base} ranks, but the first control token "
+        f"{named[first].text!r} of {CONFIG_FILE} has id {first}{size}: {first - num_base} ranks are missing"
+    )
 
 
 def _read_bytes(path: Path, faults: list[str]) -> bytes | None:

@@ -561,7 +561,7 @@ plugin = Plugin()
         (
             CLASH,
             1,
-            "x plugins.names: two plugins own the kernel name reference.linear; k3port.backends.reference; bad of",
+            "x plugins.names: 2 kernels are named reference.linear, of k3port.backends.reference, bad of",
         ),
         (CHECK, 0, "! mine.cable: loose\n           try: push it"),
     ],

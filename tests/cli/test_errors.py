@@ -7,10 +7,12 @@ import json
 import os
 import pty
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,11 +41,11 @@ USAGE_CASES = [
     (["--temprature", "1"], "unknown option --temprature", "did you mean --temperature?"),
     (["--no-such-thing"], "unknown option --no-such-thing", "k3port run --help lists the options"),
     (["-n", "many"], "--max-tokens: 'many' is not a valid integer range", "k3port run --help"),
-    (["-n", "0"], "--max-tokens: 0 is not in the range x>=1", "k3port run --help"),
+    (["-n", "0"], "--max-tokens: 0 is not in the range 1<=x<=", "k3port run --help"),
     (["--threads", "0"], "--threads: 0 is not in the range", "k3port run --help"),
     (["--dtype", "float8"], "--dtype: 'float8' is not one of 'float32', 'bfloat16', 'float64'", "k3port run --help"),
-    (["--temperature", "-1"], "sampling parameters out of range", ""),
-    (["--temperature", "nan"], "sampling parameters out of range", ""),
+    (["--temperature", "-1"], "sampling parameters out of range", "k3port run --help"),
+    (["--temperature", "nan"], "sampling parameters out of range", "k3port run --help"),
     (["--greedy", "--temperature", "0.5"], "both --greedy and --temperature", "--greedy means --temperature 0"),
     (["-q", "-v"], "both --verbose and --quiet", "give one of them"),
     (["--platform", "cpuu"], "unknown platform 'cpuu'", "did you mean cpu?"),
@@ -53,6 +55,21 @@ USAGE_CASES = [
     (["second prompt"], "more than one PROMPT", "put the prompt in quotes"),
     (["--file", "prompt.txt"], "both PROMPT and --file", "give one of them"),
     (["--model", ""], "--model is empty", "give the folder of a checkpoint"),
+    (["-n"], "option '-n' requires an argument", "k3port run --help lists the options"),
+    (["-n", "9" * 24], f"--max-tokens: {'9' * 24} is not in the range 1<=x<=1000000000", "k3port run --help"),
+    (["--top-k", "9" * 24], f"--top-k: {'9' * 24} is not in the range 0<=x<=1000000000", "k3port run --help"),
+    (["--context", "9" * 24], f"--context: {'9' * 24} is not in the range 1<=x<=2147483647", "k3port run --help"),
+    (["--seed", "9" * 24], f"--seed: {'9' * 24} is not in the range 0<=x<={2**63 - 1}", "k3port run --help"),
+    (["--threads", "1000"], "--threads 1000: at most ", "leave --threads out"),
+    (["--platform", ""], "--platform is empty", "give a value"),
+    (["--profiles", ""], "--profiles is empty", "give a value"),
+    (["--plan", ""], "--plan is empty", "give a value"),
+    (["--file", ""], "--file is empty", "give a value"),
+    (
+        ["--kernel", "linear=a", "--kernel", "linear=b"],
+        "--kernel: linear is pinned to both a and b",
+        "give one of them",
+    ),
 ]
 
 
@@ -62,9 +79,10 @@ def test_usage(k3port: Any, tiny_checkpoint: Path, args: list[str], message: str
     assert (result.code, result.out) == (ExitCode.USAGE, "")
     error = result.err[result.err.index("error: ") :]
     assert error.startswith(f"error: {message}")
-    assert f"hint: {hint}" in error if hint else "  - temperature = " in error
+    assert hint
+    assert f"hint: {hint}" in error
     assert SECRET not in result.err
-    document = json.loads(k3port("run", SECRET, "--model", tiny_checkpoint, *args, "--json").out)["error"]
+    document = json.loads(k3port("run", "--json", SECRET, "--model", tiny_checkpoint, *args).out)["error"]
     assert (document["exit_code"], document["kind"]) == (2, "UsageError")
     assert document["message"].startswith(message)
     assert SECRET not in json.dumps(document)
@@ -79,6 +97,41 @@ def test_prompts_that_look_like_options_are_not_quoted(k3port: Any) -> None:
     for prompt in (f"{SECRET} and more",):
         result = k3port(prompt)
         assert (result.code, SECRET in result.err) == (ExitCode.USAGE, False)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        *[(option, f"{SECRET} and more") for option in ("-n", "--file", "--platform", "--kernel", "--plan", "--dtype")],
+        (f"--platform={SECRET} and more",),
+        (f"-n{SECRET} and more",),
+        ("--model", f"{SECRET} and more", "Hello"),
+        ("--no-such", f"{SECRET} and more"),
+        (f"-{SECRET} and more",),
+    ],
+    ids=lambda args: args[0].replace(SECRET, "S"),
+)
+def test_values_of_several_words_are_not_quoted(k3port: Any, args: tuple[str, ...]) -> None:
+    for more in ((), ("--json",)):
+        result = k3port("run", *more, *args)
+        assert result.code in (ExitCode.USAGE, ExitCode.FAILED)
+        assert SECRET not in result.err + result.out
+        assert "\nhint: " in result.err
+
+
+def test_a_file_whose_name_has_spaces_is_named(k3port: Any, tmp_path: Path) -> None:
+    result = k3port("run", "--file", tmp_path / "no such file")
+    assert f"the prompt file {tmp_path}/no such file does not exist\nhint: " in result.err
+
+
+def test_a_prompt_without_its_command(k3port: Any) -> None:
+    short, long = k3port("SECRET_A"), k3port("x" * 25)
+    hint = 'hint: commands: doctor, kernels, plan, run; a prompt comes after run: k3port run "…"\n'
+    assert (short.code, short.err) == (ExitCode.USAGE, f"error: unknown command SECRET_A\n{hint}")
+    assert (long.code, long.err) == (ExitCode.USAGE, f"error: unknown command\n{hint}")
+    dash = k3port("run", "-SECRET")
+    assert "error: unknown option -S\nhint: " in dash.err
+    assert "a prompt that starts with - comes after --: k3port run -- PROMPT" in dash.err
 
 
 def test_unknown_command(k3port: Any) -> None:
@@ -113,6 +166,14 @@ def test_bad_prompts(
     result = k3port("run", "--model", tiny_checkpoint, *filled, stdin=stdin)
     assert (result.code, result.out) == (ExitCode.USAGE, "")
     assert result.err.startswith(f"error: {message.replace('{tmp}', str(tmp_path))}\n")
+    assert re.search(r"^hint: .+$", result.err, re.MULTILINE)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="no /dev/zero")
+def test_a_prompt_without_end(k3port: Any) -> None:
+    result = k3port("run", "-f", "/dev/zero")
+    assert result.code == ExitCode.USAGE
+    assert result.err == "error: the prompt file /dev/zero is larger than 64 MiB\nhint: give a shorter prompt\n"
 
 
 def test_checkpoints_that_are_not_there(k3port: Any, tmp_path: Path) -> None:
@@ -167,23 +228,26 @@ def test_at_most_five_reasons_are_printed_and_all_are_in_the_document(k3port: An
 
 def test_a_checkpoint_without_tokenizer(k3port: Any, copy: Path) -> None:
     (copy / "tiktoken.model").unlink()
-    result = k3port("run", SECRET, "--model", copy)
-    assert result.code == ExitCode.USAGE
-    assert "has no tokenizer (tiktoken.model or tokenizer.json)" in result.err
+    for more in ((), ("--dry-run",)):
+        result = k3port("run", SECRET, "--model", copy, *more)
+        assert (result.code, result.out) == (ExitCode.FAILED, "")
+        assert result.err.startswith(f"error: {copy} has no tokenizer (tiktoken.model or tokenizer.json)\nhint: ")
 
 
 def test_a_prompt_that_is_too_long_is_counted_and_not_quoted(k3port: Any, tiny_checkpoint: Path) -> None:
     result = k3port("run", SECRET * 10, "--model", tiny_checkpoint, "--context", "64")
     assert (result.code, result.out) == (ExitCode.UNSUPPORTED, "")
     assert f"the prompt has {10 * len(SECRET)} tokens, the limit is 64" in result.err
+    assert re.search(r"^hint: .*--context", result.err, re.MULTILINE)
+    assert "kv_tokens" not in result.err
     assert SECRET not in result.err
 
 
 def test_a_context_that_does_not_fit_in_memory(k3port: Any, tiny_checkpoint: Path) -> None:
-    result = k3port("run", SECRET, "--model", tiny_checkpoint, "--context", 10**14)
+    result = k3port("run", SECRET, "--model", tiny_checkpoint, "--dtype", "float64", "--context", 2**31 - 1)
     assert result.code == ExitCode.UNSUPPORTED
     assert result.err.startswith("error: no memory for the states of ")
-    assert "kv_tokens" in result.err
+    assert result.err.endswith("hint: give a smaller --context\n")
 
 
 def test_numbers_that_are_not_finite_name_the_op(k3port: Any, tmp_path: Path) -> None:
@@ -245,14 +309,46 @@ def test_unknown_environment_is_a_warning(k3port: Any, tiny_checkpoint: Path, mo
     assert json.loads(result.out)["warnings"] == [expected]
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
-def test_a_full_disk_is_an_error(spawn: Callable[..., subprocess.Popen[bytes]], tiny_checkpoint: Path) -> None:
+COMMANDS = [
+    "run Hello -n 1", "run Hello -n 1 --json", "run --dry-run", "run --dry-run --json", "run --help", "--help",
+    "--version", "plan", "plan --json", "plan --help", "doctor", "doctor --json", "doctor --help", "kernels",
+    "kernels list", "kernels list --json", "kernels list --help", "kernels explain kda", "kernels explain kda --json",
+]  # fmt: skip
+
+
+def with_model(command: str, checkpoint: Path) -> list[str]:
+    words = command.split()
+    takes_model = words[0] in ("run", "plan") or "explain" in words
+    return [*words, *(["--model", str(checkpoint)] if takes_model else [])]
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no /dev/full")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_full_disk_is_an_error(
+    spawn: Callable[..., subprocess.Popen[bytes]], tiny_checkpoint: Path, command: str
+) -> None:
     with open("/dev/full", "wb") as full:
-        process = spawn("run", "Hello", "--model", tiny_checkpoint, "-n", "4", stdout=full)
+        process = spawn(*with_model(command, tiny_checkpoint), stdout=full)
         _, err = process.communicate(timeout=60)
     assert process.returncode == ExitCode.FAILED
-    assert b"error: cannot write to stdout\n  - No space left on device" in err
+    assert err.endswith(
+        b"error: cannot write to stdout\n  - No space left on device\n"
+        b"hint: free space where it goes, or send it elsewhere\n"
+    )
+    assert err.count(b"error: ") == 1
     assert b"Traceback" not in err
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no /dev/full")
+def test_another_error_on_a_full_disk_is_said_once(spawn: Callable[..., subprocess.Popen[bytes]]) -> None:
+    with open("/dev/full", "wb") as full:
+        process = spawn("plan", "--json", "--bogus", stdout=full)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == ExitCode.USAGE
+        assert (err.count(b"error: "), b"Traceback" in err) == (1, False)
+        mute = spawn("plan", "--bogus", stderr=full)
+        mute.communicate(timeout=60)
+        assert mute.returncode == ExitCode.USAGE
 
 
 @pytest.mark.parametrize("json_mode", [False, True])
@@ -276,9 +372,37 @@ def test_ctrl_c(spawn: Callable[..., subprocess.Popen[bytes]], tiny_checkpoint: 
         assert out.endswith(b"\n")
 
 
-def test_a_closed_stdout_is_an_error(tiny_checkpoint: Path) -> None:
-    command = f'"{sys.executable}" -m k3port run Hello -n 2 --model "{tiny_checkpoint}" >&-'
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+@pytest.mark.parametrize("delay", [0.1, 0.4, 0.8, 1.3])
+def test_ctrl_c_at_any_time(spawn: Callable[..., subprocess.Popen[bytes]], tiny_checkpoint: Path, delay: float) -> None:
+    process = spawn("run", "Hello", "--model", tiny_checkpoint, "-n", "4000", "--ignore-eos", stdout=subprocess.DEVNULL)
+    assert process.stderr is not None
+    time.sleep(delay)
+    process.send_signal(signal.SIGINT)
+    err = process.stderr.read()
+    assert (process.wait(timeout=60), err.splitlines()[-1]) == (ExitCode.INTERRUPTED, b"error: interrupted")
+    assert (err.count(b"error: "), b"Traceback" in err) == (1, False)
+
+
+def test_ctrl_c_while_torch_is_imported(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """An import that turns an interrupt into something else, as that of torch does."""
+    (tmp_path / "torch.py").write_text(
+        "import os, signal, time\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGINT); time.sleep(0.1)\n"
+        "except BaseException:\n    raise ImportError('broken')\n"
+        "raise ImportError('also broken')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"}
+    done = subprocess.run(
+        [sys.executable, "-m", "k3port", "run", "Hello", "--model", str(tiny_checkpoint)],
+        env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (ExitCode.INTERRUPTED, "error: interrupted\n")
+
+
+@pytest.mark.parametrize("command", ["run Hello -n 2", "--version", "--help", "plan -q", "kernels list"])
+def test_a_closed_stdout_is_an_error(tiny_checkpoint: Path, command: str) -> None:
+    line = shlex.join([sys.executable, "-m", "k3port", *with_model(command, tiny_checkpoint)]) + " >&-"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert done.returncode == ExitCode.FAILED
     assert "error: cannot write to stdout\n  - it is closed\n" in done.stderr
     assert "Traceback" not in done.stderr

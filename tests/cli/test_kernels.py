@@ -115,6 +115,8 @@ def test_explain_without_a_plan_still_shows_candidates(k3port: Any, k3: Path) ->
         (("explain", "zzz"), "unknown op 'zzz'", "ops: embed, "),
         (("explain", "linear@decode"), "linear has no phase 'decode'", "phases of linear: none"),
         (("explain", "kda@verify"), "kda has no phase 'verify'", "phases of kda: prefill, decode"),
+        (("explain", "kda@"), "no phase after kda@", "give OP, OP@prefill or OP@decode"),
+        (("list", "--op", ""), "--op is empty", "give a value"),
         (("explain",), "missing argument 'OP'", "k3port kernels explain --help"),
         (("list", "--op", "lineer"), "unknown op 'lineer'", "did you mean linear?"),
         (("list", "--platform", "b20"), "unknown platform 'b20'", "did you mean b200?"),
@@ -127,6 +129,12 @@ def test_usage(k3port: Any, k3: Path, args: tuple[str, ...], message: str, hint:
     assert (result.code, result.out) == (ExitCode.USAGE, "")
     assert f"error: {message}" in result.err
     assert f"hint: {hint}" in result.err
+
+
+def test_the_group_alone_shows_its_commands(k3port: Any) -> None:
+    result = k3port("kernels")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith("Usage: k3port kernels ")
 
 
 def test_an_op_that_the_model_does_not_use(k3port: Any, tiny_linear_folder: Path) -> None:

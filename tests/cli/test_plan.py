@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -167,9 +170,10 @@ def test_a_saved_plan_is_the_printed_one(k3port: Any, k3: Path, tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
     missing = k3port("plan", "--model", k3, "--platform", "b300", "--save", tmp_path / "none" / "plan.json")
     assert missing.code == ExitCode.FAILED
-    assert missing.err.splitlines()[-2:] == [
+    assert missing.err.splitlines()[-3:] == [
         f"error: cannot write the plan to {tmp_path / 'none' / 'plan.json'}",
         "  - No such file or directory",
+        "hint: give a file that can be written",
     ]
     (tmp_path / "folder").mkdir()
     taken = k3port("plan", "--model", k3, "--platform", "b300", "--save", tmp_path / "folder")
@@ -208,6 +212,28 @@ USAGE = [
     (("--compare", "b200", "none.json"), "the plan none.json does not exist", "k3port plan --save FILE writes one"),
     (("--compare", "b200", "b300", "--save", "x"), "both --compare and --save", "save each plan on its own"),
     (("-q", "-v"), "both --verbose and --quiet", "give one of them"),
+    (("--compare", "cpu"), "option '--compare' requires 2 arguments", "k3port plan --help lists the options"),
+    (("--save", ""), "--save is empty", "give a value"),
+    (("--platform", ""), "--platform is empty", "give a value"),
+    *(
+        ((f"--{option}", "/dev/zero"), f"--{option} /dev/zero is a device", "give a file or a folder")
+        for option in ("packages", "profiles")
+    ),
+    (("--model", "/dev/zero"), "--model /dev/zero is a device", "give a file or a folder"),
+    (("--packages", ""), "--packages is empty", "give a value"),
+    (
+        ("--kernel", "linear=a", "--kernel", "linear=b"),
+        "--kernel: linear is pinned to both a and b",
+        "give one of them",
+    ),
+    *(
+        (
+            (f"--{option}", "9" * 24),
+            f"--{option}: {'9' * 24} is not in the range",
+            "k3port plan --help lists the options",
+        )
+        for option in ("tp", "ep", "pp", "gpus", "nodes", "context", "concurrency", "draft-tokens")
+    ),
 ]
 
 
@@ -245,6 +271,54 @@ def test_files_that_are_no_plan(k3port: Any, tmp_path: Path, tiny_checkpoint: Pa
             result = k3port(*args)
             assert result.code == ExitCode.USAGE, content
             assert f"error: {file} is not a plan that this version reads" in result.err
+
+
+def test_a_plan_with_values_of_other_types_is_no_plan(k3port: Any, tmp_path: Path, tiny_checkpoint: Path) -> None:
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    assert k3port("plan", "--model", tiny_checkpoint, "--save", good, "-q").code == 0
+    plan = json.loads(good.read_text())
+    selections = [{**s, "op": 3} for s in plan["selections"]]
+    changes = (
+        ({"selections": selections}, "selections[0].op has a value of another type"),
+        ({"selections": []}, "is answered once instead of twice"),
+        ({"platform": 5}, "platform has a value of another type"),
+        ({"tp": "x"}, "tp has a value of another type"),
+        ({"digests": 7}, "digests has a value of another type"),
+        ({"device": {**plan["device"], "arch": None}}, "device.arch has a value of another type"),
+    )
+    cases = [(json.dumps({**plan, **change}), reason) for change, reason in changes]
+    for content, reason in (*cases, ("[" * 100_000, "RecursionError")):
+        bad.write_text(content)
+        for args in (("plan", "--compare", good, bad), ("run", "x", "--model", tiny_checkpoint, "--plan", bad)):
+            result = k3port(*args)
+            assert (result.code, result.out) == (ExitCode.USAGE, ""), reason
+            assert f"error: {bad} is not a plan that this version reads\n  - " in result.err
+            assert reason in result.err
+            assert "\nhint: k3port plan --save FILE writes one\n" in result.err
+
+
+def test_saving_keeps_links_and_pipes(k3port: Any, tmp_path: Path) -> None:
+    pipe, link, file = tmp_path / "pipe", tmp_path / "link", tmp_path / "file"
+    os.mkfifo(pipe)
+    link.symlink_to(file)
+    with os.fdopen(os.open(pipe, os.O_RDWR | os.O_NONBLOCK), "rb", buffering=0) as reader:
+        fcntl.fcntl(reader, getattr(fcntl, "F_SETPIPE_SZ", 1031), 2**20)
+        assert k3port("plan", "--save", pipe, "-q").code == 0
+        assert reader.read(1) == b"{"
+    assert pipe.is_fifo()
+    assert k3port("plan", "--save", link, "-q").code == 0
+    assert link.is_symlink()
+    assert Plan.from_json(file.read_text()).platform == "cpu"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link", "pipe"]
+
+
+def test_plans_that_cannot_be_saved(k3port: Any, tmp_path: Path) -> None:
+    for name in ("none/plan.json", "x" * 300, "."):
+        result = k3port("plan", "--save", tmp_path / name)
+        assert (result.code, result.out) == (ExitCode.FAILED, "")
+        assert "error: cannot write the plan to " in result.err
+        assert "\nhint: " in result.err
+    assert not list(tmp_path.iterdir())
 
 
 def test_no_torch_and_quick(k3: Path) -> None:
@@ -285,13 +359,17 @@ def test_a_run_follows_a_saved_plan(
 
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)])
 def test_a_plan_for_something_else_is_refused(
-    k3port: Any, tiny_checkpoint: Path, tiny_linear_folder: Path, tmp_path: Path, dry: tuple[str, ...]
+    k3port: Any, tiny_checkpoint: Path, tmp_path: Path, dry: tuple[str, ...]
 ) -> None:
     file = tmp_path / "plan.json"
     k3port("plan", "--model", tiny_checkpoint, "--save", file)
     plan = Plan.from_json(file.read_text())
     run = ("run", "Hello", "--plan", file, *dry, "--model")
-    other_model = k3port(*run, tiny_linear_folder)
+    other = Path(shutil.copytree(tiny_checkpoint, tmp_path / "other"))
+    config = json.loads((other / "config.json").read_text())
+    config["text_config"]["rms_norm_eps"] = 1e-3
+    (other / "config.json").write_text(json.dumps(config))
+    other_model = k3port(*run, other)
     assert other_model.code == ExitCode.UNSUPPORTED
     assert "error: the saved plan is for something else\n  - digest of model: the plan has " in other_model.err
     other_dtype = k3port(*run, tiny_checkpoint, "--dtype", "bfloat16")

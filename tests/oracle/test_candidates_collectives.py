@@ -106,6 +106,8 @@ def test_an_nvlink_domain_reaches_over_nodes() -> None:
     assert choice.kernel == mnnvl
     # 8 MiB.
     assert would(k3_plan(target("gb300"), tp=16, nodes=4), "all_reduce", tokens=586).kernel == SYMMETRIC
+    assert would(k3_plan(target("gb200"), tp=16, nodes=4), "all_reduce", tokens=4681).kernel == mnnvl
+    assert would(k3_plan(target("gb200"), tp=16, nodes=4), "all_reduce", tokens=4682).kernel == SYMMETRIC
     odd = would(k3_plan(target("gb300"), tp=16, nodes=2), "all_reduce")
     assert "16 on 4; asked for 16 on 2" in detail(odd, mnnvl)
     assert codes(would(k3_plan(target("b200")), "all_reduce"))[mnnvl] == "FEATURE"

@@ -9,6 +9,7 @@ from targets import codes, detail, k3_plan, k3_queries, kernels, target, would
 
 from k3port.backends.limits import expert_bytes
 from k3port.errors import PlanError
+from k3port.oracle.predicates import reject
 from k3port.oracle.resolve import resolve
 from k3port.oracle.spec import KernelSpec, OpQuery, Requires
 
@@ -93,6 +94,26 @@ def test_fla_serves_both_vendors(platform: str) -> None:
     assert "portable.fla_kda_chunk" in would(plan, "kda_core", "prefill").accepted
     old = k3_plan(target(platform, fla="0.5.0"))
     assert codes(would(old, "kda_core", "prefill"))["portable.fla_kda_chunk"] == "PACKAGE_VERSION"
+
+
+@pytest.mark.parametrize(("heads", "fits"), [(6, True), (12, True), (16, True), (20, False), (24, True), (96, True)])
+def test_flashinfer_prefill_takes_few_heads_or_eights(heads: int, fits: bool) -> None:
+    """With a float32 state; K3 has 6 heads per rank at TP16 and 12 at TP8."""
+    for state in ("float32", "bfloat16"):
+        query = next(q for q in k3_queries(8, state_dtype=state) if q.slot == "kda_core_prefill")
+        query = replace(query, axes={**query.axes, "H": heads})
+        name = "cuda.flashinfer_kda_prefill" + ("" if state == "float32" else "_bf16")
+        spec = next(k for k in kernels() if k.name == name)
+        rejection = reject(spec, query, target("b200"), built_only=False)
+        assert (rejection is None) is (fits or state == "bfloat16")
+        assert rejection is None or "at most 16 heads or a multiple of 8" in rejection.detail
+
+
+def test_quantised_messages_can_be_asked_for() -> None:
+    name = "rocm.aiter_quick_all_reduce_int8"
+    assert codes(would(k3_plan(target("mi355x")), "all_reduce"))[name] == "NUMERICS"
+    asked = k3_plan(target("mi355x"), rounds=frozenset({"int8_messages"}))
+    assert would(asked, "all_reduce").kernel == name
 
 
 def test_flash_kda_is_the_fast_prefill_of_hopper() -> None:

@@ -211,10 +211,16 @@ def test_versions(version: str, requirement: str, answer: bool) -> None:
     assert satisfies(version, requirement) is answer
 
 
+def test_memory_of_a_block_that_is_just_enough() -> None:
+    assert reject(spec(Requires(min_lds_bytes=64 << 10)), QUERY, TARGET) is None
+    assert ask(spec(Requires(min_lds_bytes=(64 << 10) + 1))).code == "LDS"
+
+
 def plan_codes(specs: list[KernelSpec], **more: Any) -> set[str]:
     query = OpQuery("kda", "decode", {}, "bfloat16")
     fine = OpQuery("kda_core", "decode", {}, "bfloat16", direct=False)
-    plan = resolve([query, fine], specs, TARGET, **more)
+    append = [OpQuery("mla_append", None, {}, "bfloat16")] * any(spec.op == "mla_append" for spec in specs)
+    plan = resolve([query, fine, *append], specs, TARGET, **more)
     return {r.code for s in plan.selections for r in s.rejected}
 
 
@@ -224,7 +230,8 @@ def test_codes_of_the_resolver() -> None:
     other = KernelSpec("b.other", "kda", "n:n", "", priority=1, layouts={"kda_state": "kv"})
     same = KernelSpec("c.same", "kda", "n:n", "")
     core = KernelSpec("d.core", "kda_core", "n:n", "")
-    assert plan_codes([first, other, same, core]) == {"LAYOUT", "OUTRANKED", "COVERED"}
+    layer = KernelSpec("e.layer", "mla_append", "n:n", "", layouts={"kda_state": "vk"})
+    assert plan_codes([first, other, same, core, layer]) == {"LAYOUT", "OUTRANKED", "COVERED"}
     assert plan_codes([first, same, core], pins={"kda": "a.first"}) == {"NOT_PINNED", "COVERED"}
 
 

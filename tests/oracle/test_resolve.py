@@ -89,6 +89,58 @@ def test_decode_gives_way_when_no_prefill_kernel_shares_its_layout():
     plan = resolve(queries("kda_core@prefill", "kda_core@decode"), specs, CPU)
     assert plan.selection("kda_core", "decode").kernel == "b.decode"
     assert codes(plan, "kda_core", "decode")["a.decode_fast"] == "LAYOUT"
+    reason = plan.selection("kda_core", "decode").reason
+    assert reason == "a.decode_fast would come first and cannot go with the other choices"
+
+
+def test_a_composite_that_lost_through_its_parts_was_not_outranked():
+    """Its own layout is free; the kernel of its only part has another one than the decode kernel."""
+    specs = [
+        kernel("d.decode", "kda", phases=("decode",), layouts={"kda_state": "vk"}),
+        kernel("a.parts", "kda", 200, phases=("prefill",), parts=("kda_core",)),
+        kernel("b.whole", "kda", 100, phases=("prefill",), layouts={"kda_state": "vk"}),
+        kernel("c.slow", "kda", 0, phases=("prefill",), layouts={"kda_state": "vk"}),
+        kernel("e.core", "kda_core", phases=("prefill",), layouts={"kda_state": "kv"}),
+    ]
+    asked = [*queries("kda@prefill", "kda@decode"), *queries("kda_core@prefill", direct=False)]
+    plan = resolve(asked, specs, CPU)
+    chosen = plan.selection("kda", "prefill")
+    assert chosen.kernel == "b.whole"
+    assert chosen.reason == "a.parts would come first and cannot go with the other choices"
+    refusal = {r.kernel: r for r in chosen.rejected}
+    assert refusal["a.parts"].code == "LAYOUT" and "kda_core go with it" in refusal["a.parts"].detail
+    assert refusal["c.slow"].code == "OUTRANKED" and refusal["c.slow"].detail == "b.whole comes first"
+
+
+def test_what_only_the_chosen_kernel_itself_needs_is_no_clash():
+    """A pin of the other would be kept: nothing but rank speaks against it."""
+    specs = [
+        kernel("a.first", "moe_experts", 100, layouts={"experts": "packed"}),
+        kernel("b.second", "moe_experts", layouts={"experts": "stored"}),
+    ]
+    assert codes(resolve(queries("moe_experts"), specs, CPU), "moe_experts") == {"b.second": "OUTRANKED"}
+    pinned = resolve(queries("moe_experts"), specs, CPU, pins={"moe_experts": "b.second"})
+    assert pinned.selection("moe_experts").kernel == "b.second"
+
+
+def test_the_order_of_a_platform_is_recorded():
+    specs = [kernel("a.high", "linear", 100), kernel("b.low", "linear")]
+    plan = resolve(queries("linear"), specs, replace(CPU, preferences={"linear": ("b.low",)}))
+    chosen = plan.selection("linear")
+    assert (chosen.kernel, chosen.reason) == ("b.low", "first of 2 that fit, in the order of cpu")
+
+
+def test_where_both_phases_would_rather_have_another_layout_decode_decides():
+    specs = [
+        kernel("a.decode_fast", "kda_core", 100, phases=("decode",), layouts={"kda_state": "kv"}),
+        kernel("b.decode", "kda_core", 0, phases=("decode",), layouts={"kda_state": "vk"}),
+        kernel("c.prefill_fast", "kda_core", 200, phases=("prefill",), layouts={"kda_state": "vk"}),
+        kernel("d.prefill", "kda_core", 0, phases=("prefill",), layouts={"kda_state": "kv"}),
+    ]
+    for slots in (("kda_core@prefill", "kda_core@decode"), ("kda_core@decode", "kda_core@prefill")):
+        plan = resolve(queries(*slots), specs, CPU)
+        assert plan.selection("kda_core", "decode").kernel == "a.decode_fast"
+        assert plan.selection("kda_core", "prefill").kernel == "d.prefill"
 
 
 def test_a_conflict_without_a_way_out_is_an_error():
@@ -117,16 +169,13 @@ def test_parts_are_chosen_only_for_a_composite():
 
 def test_a_pin_beats_priority_and_one_phase_beats_the_whole_op():
     specs = [kernel("a.ref", "kda"), kernel("b.fast", "kda", 100)]
-    plan = resolve(
-        queries("kda@prefill", "kda@decode"),
-        specs,
-        CPU,
-        pins={"kda@decode": "a.ref", "kda": "b.fast"},
-    )
-    assert plan.selection("kda", "decode").kernel == "a.ref"
-    assert plan.selection("kda", "decode").reason == "pinned"
-    assert plan.selection("kda", "prefill").kernel == "b.fast"
-    assert codes(plan, "kda", "decode") == {"b.fast": "NOT_PINNED"}
+    one, whole = {"kda@decode": "a.ref"}, {"kda": "b.fast"}
+    for pins in ({**one, **whole}, {**whole, **one}):
+        plan = resolve(queries("kda@prefill", "kda@decode"), specs, CPU, pins=pins)
+        assert plan.selection("kda", "decode").kernel == "a.ref"
+        assert plan.selection("kda", "decode").reason == "pinned"
+        assert plan.selection("kda", "prefill").kernel == "b.fast"
+        assert codes(plan, "kda", "decode") == {"b.fast": "NOT_PINNED"}
 
 
 def test_a_pin_that_cannot_be_kept_fails_loudly():
@@ -163,3 +212,9 @@ def test_a_plan_survives_json_and_tells_its_difference():
     assert plan.diff(other) == ["kda_decode: b.fast -> a.ref", "would run: kda_decode: b.fast -> a.ref"]
     with pytest.raises(ValueError, match="plan version 99"):
         Plan.from_json(plan.to_json().replace('"version": 2', '"version": 99'))
+
+
+def test_the_version_is_that_of_the_package_and_not_of_one_with_a_similar_name():
+    spec = kernel("a.fast", "linear", requires=Requires(packages=("Torch_Extras>=1",)))
+    place = replace(CPU, packages={"torch": "2.14.0", "torch-extras": "1.5"})
+    assert resolve(queries("linear"), [spec], place).selection("linear").version == "torch-extras 1.5"

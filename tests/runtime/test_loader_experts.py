@@ -72,10 +72,19 @@ def with_nan_scales(folder: Path, *names: str) -> Path:
 def test_b60_a_nan_scale_is_refused_by_name(tmp_path: Path, matrix: str) -> None:
     name = f"layers.2.block_sparse_moe.experts.5.{matrix}.weight_scale"
     checkpoint = check_checkpoint(with_nan_scales(tmp_path / "nan", name))
+    packed: list[int] = []
+
+    def pack(stored: StoredExperts, dtype: torch.dtype) -> DenseExperts:
+        packed.append(stored.num_experts)
+        return stack_dense(stored, dtype)
+
     with pytest.raises(CheckpointError) as caught:
-        load_weights(checkpoint, dtype=BF16, pack_experts=stack_dense)
-    assert caught.value.reasons == (f"{name} holds byte 255, which means NaN",)
-    assert caught.value.hint
+        load_weights(checkpoint, dtype=BF16, pack_experts=pack)
+    file = "model-00003-of-000005.safetensors"
+    assert caught.value.reasons == (f"{name} in {file} holds byte 255, which means NaN",)
+    assert str(checkpoint.folder) in caught.value.message
+    assert file in caught.value.hint
+    assert packed == [8]  # layer 1 only: the bad layer was refused before the kernel saw it
 
 
 def test_b60_all_nan_scales_of_a_layer_are_named(tmp_path: Path) -> None:

@@ -177,6 +177,24 @@ def test_what_a_step_holds():
     assert "a.7" in text(workspaces, "workspaces")
 
 
+def test_workspaces_are_for_the_steps_of_this_load():
+    """8 requests and 1024 prompt tokens per step; a window that no such step reaches needs nothing."""
+    spec = KernelSpec("a.rows", "mla_attend", "", "", workspace_bytes=lambda q: (q.tokens[1] or 10**9) << 10)
+    ask = OpQuery("mla_attend", "decode", {}, "bfloat16")
+    for query, serving, tokens in (
+        (ask, EIGHT, 8),
+        (ask, replace(EIGHT, query_tokens=4), 32),
+        (replace(ask, phase="prefill"), EIGHT, 1024),
+        (replace(ask, phase=None), EIGHT, 1032),
+        (replace(ask, tokens=(1, 3)), EIGHT, 3),
+        (replace(ask, tokens=(9, None)), EIGHT, 0),
+    ):
+        plan = memory(serving=serving, chosen=[(spec, query)])
+        assert size(plan, "workspaces") == tokens << 10
+        if tokens:
+            assert f"of a.rows in a step of {tokens} tokens" in text(plan, "workspaces")
+
+
 def test_vision_is_held_by_the_first_stage():
     vision = vision_bytes(published_k3_config()["vision_config"], 7168)
     assert vision == 447_358_976 * 2

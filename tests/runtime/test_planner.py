@@ -73,10 +73,10 @@ def test_an_unbounded_gate_is_an_axis():
     assert "attn_res" not in axes
 
 
-def test_only_kernels_of_experts_and_attention_may_round():
+def test_only_kernels_of_experts_attention_and_sums_may_round():
     work = Workload("bfloat16", "mxfp4", rounds=frozenset({"mxfp8", "fp8_query"}))
     rounding = {q.op for q in model_queries(K3, work) if q.rounds}
-    assert rounding == {"moe", "moe_experts", "mla", "mla_append", "mla_attend"}
+    assert rounding == {"moe", "moe_experts", "mla", "mla_append", "mla_attend", "all_reduce"}
 
 
 def test_a_plan_carries_memory_digests_and_sizes():
@@ -127,7 +127,7 @@ def test_gaps_are_warnings_for_questions_and_errors_for_runs():
     assert plan.warnings == ("no kernel that fits is built in this version: sample",)
     asked = make_plan(TINY, WORK, CPU, [*KERNELS, declared], pins={"sample": "vendor.sample"}, allow_gaps=True)
     assert (asked.selection("sample").reason, asked.selection("sample", would=True).reason) == (GAP, "pinned")
-    with pytest.raises(PlanError, match="vendor.sample: NOT_BUILT"):
+    with pytest.raises(PlanError, match=r"vendor\.sample: NOT_BUILT"):
         make_plan(TINY, WORK, CPU, [*KERNELS, declared], pins={"sample": "vendor.sample"})
 
 

@@ -85,12 +85,14 @@ def test_other_spellings_of_the_names(tmp_path: Path, prefix: str) -> None:
 def test_draft_and_buffer_tensors_are_skipped_silently(tmp_path: Path) -> None:
     def add(tensors: dict[str, torch.Tensor]) -> None:
         if any("layers.1." in name for name in tensors):
-            number = torch.zeros(3)
-            tensors[LAYERS + "1.self_attn.rotary_emb.inv_freq"] = number
-            tensors[LAYERS + "1.enorm.weight"] = number
-            tensors[LAYERS + "4.self_attn.q_proj.weight"] = number
-            tensors[LAYERS + "11.eh_proj.weight"] = number
-            tensors["vision_tower.anything"] = number
+            inside = (
+                "1.self_attn.rotary_emb.inv_freq",
+                "1.enorm.weight",
+                "4.self_attn.q_proj.weight",
+                "11.eh_proj.weight",
+            )
+            for name in (*(LAYERS + name for name in inside), "vision_tower.anything"):
+                tensors[name] = torch.zeros(3)
 
     checkpoint = check_checkpoint(edited(tmp_path, add))
     assert not any("ignored" in note for note in checkpoint.notes)
@@ -131,7 +133,11 @@ def test_tied_embeddings(tmp_path: Path) -> None:
     assert "lm_head.weight" not in check_checkpoint(folder).tensors
     folder = write_checkpoint(tmp_path / "untied", tiny_k3_config())
     (folder / "config.json").write_text(json.dumps(values))
-    assert "lm_head.weight is stored but ignored: tie_word_embeddings is true" in check_checkpoint(folder).notes
+    (fault,) = faults_of(folder)
+    assert fault == (
+        "language_model.lm_head.weight in model-00005-of-000005.safetensors is stored, but tie_word_embeddings is "
+        "true: set it to false to use the stored head, or remove the tensor"
+    )
 
 
 def test_a_wrong_total_is_noted(folder: Path) -> None:

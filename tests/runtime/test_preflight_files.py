@@ -118,6 +118,18 @@ def test_index_that_is_not_json(folder: Path) -> None:
     assert fault.startswith(f"{INDEX} is not valid JSON")
 
 
+def test_index_that_is_a_git_lfs_pointer(folder: Path) -> None:
+    (folder / INDEX).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    assert faults_of(folder) == [f"{INDEX} is a git-LFS pointer, not the file itself: run `git lfs pull`"]
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"metadata": ' + "9" * 5000 + "}", "", "\n"])
+def test_index_that_no_parser_reads(folder: Path, text: str) -> None:
+    (folder / INDEX).write_text(text)
+    (fault,) = faults_of(folder)
+    assert fault.startswith(f"{INDEX} is not valid JSON")
+
+
 @pytest.mark.parametrize("text", ["{}", '{"weight_map": {}}', '{"weight_map": []}', "[]"])
 def test_index_without_a_weight_map(folder: Path, text: str) -> None:
     (folder / INDEX).write_text(text)

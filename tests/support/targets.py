@@ -72,6 +72,7 @@ _K3 = {
         "short_conv_kernel_size": 4,
         "use_full_rank_gate": True,
     },
+    "max_position_embeddings": 1048576,
     "mla_use_nope": True,
     "mla_use_output_gate": True,
     "moe_intermediate_size": 3072,

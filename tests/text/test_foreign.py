@@ -68,3 +68,18 @@ def test_without_transformers_the_extra_is_named(tmp_path: Path, monkeypatch: py
 
 def test_a_folder_without_tokenizer_has_none(tmp_path: Path):
     assert load_tokenizer(tmp_path, 300) is None
+
+
+def test_a_git_lfs_pointer_is_named(tmp_path: Path):
+    (tmp_path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json is a git-LFS pointer"):
+        load_tokenizer(tmp_path, 300)
+
+
+def test_ids_that_the_model_lacks_are_refused(folder: Path):
+    size = ForeignTokenizer.from_folder(folder).vocab_size
+    assert load_tokenizer(folder, size) is not None
+    with pytest.raises(TokenizerError) as caught:
+        load_tokenizer(folder, size - 1)
+    assert caught.value.reasons == (f"tokenizer.json has ids up to {size - 1}, but vocab_size is {size - 1}",)
+    assert caught.value.hint

@@ -191,3 +191,23 @@ def test_faults_of_both_files_come_together(tmp_path: Path) -> None:
     config = with_entries(_65=entry("<|x|>"), _y=entry("z"))
     faults = faults_of(write_folder(tmp_path, swapped(300, b"dGhl"), config))
     assert [fault.split(":")[0] for fault in faults] == ["tiktoken.model line 300", "tokenizer_config.json line 71"]
+
+
+@pytest.mark.parametrize("lost", [1, 7, BASE - 256])
+def test_ranks_that_were_cut_between_two_lines(tmp_path: Path, lost: int) -> None:
+    """What is left parses, but every control token would be one of the missing ranks."""
+    folder = write_folder(tmp_path, rank_lines()[:-lost])
+    assert faults_of(folder, BASE + 256) == (
+        f"tiktoken.model line {BASE - lost}: the file ends after {BASE - lost} ranks, but the first control token "
+        f"'[BOS]' of tokenizer_config.json has id {BASE}, and vocab_size is {BASE + 256}: {lost} ranks are missing",
+    )
+    assert all("outside the vocabulary" in fault for fault in faults_of(folder))  # 256 slots no longer reach [PAD]
+
+
+def test_the_first_slot_may_be_unnamed_where_there_are_256(tmp_path: Path) -> None:
+    named = {slot: name for slot, name in NAMED.items() if slot not in (0, 1)}
+    config = config_of(named) | {"bos_token": None, "eos_token": None}
+    folder = write_folder(tmp_path, config=config)
+    assert Tokenizer.from_folder(folder, BASE + 256).bos_id is None
+    (fault,) = faults_of(folder, BASE + 300)
+    assert f"has id {BASE + 2}, and vocab_size is {BASE + 300}" in fault

@@ -20,6 +20,8 @@ _FUSED: Mapping[str, Mapping[int, int]] = {
 _MNNVL: Mapping[tuple[str, int, int], int] = {
     ("sm_100", 8, 1): 128 * MIB,
     ("sm_100", 8, 2): 128 * MIB,
+    # Not tuned there: the limit of the fused form, which 16 ranks can only reach through this backend.
+    ("sm_100", 16, 4): 64 * MIB,
     ("sm_103", 8, 1): 128 * MIB,
     ("sm_103", 8, 2): 128 * MIB,
     ("sm_103", 4, 1): 80 * MIB,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from k3port.backends.limits import BLACKWELL, FUSED_KDA_DIMS, KDA_DIMS, head_builds
 from k3port.ops.catalog import OPS
-from k3port.oracle.spec import PRIORITY_VENDOR, AxisRule, KernelSpec, OpQuery, Requires, Target
+from k3port.oracle.spec import PRIORITY_VENDOR, KernelSpec, OpQuery, Requires, Target
 
 _SOURCE = "FlashInfer 0.7.4"
 _DECODE_HEADS = (8, 12, 16, 24, 32, 48, 64, 96)
@@ -77,7 +77,16 @@ def _verify(suffix: str, state: str) -> KernelSpec:
     )
 
 
-def _prefill(suffix: str, state: str, axes: tuple[AxisRule, ...], doc: str) -> KernelSpec:
+def prefill_heads(query: OpQuery, target: Target) -> str | None:
+    """A float32 state takes the CuTe DSL and cuDNN routes up to 16 heads, the persistent one in eights beyond."""
+    del target
+    heads = query.axes.get("H")
+    if query.state_dtype == "bfloat16" or heads is None or heads <= 16 or heads % 8 == 0:
+        return None
+    return f"H = {heads}, a float32 state needs at most 16 heads or a multiple of 8"
+
+
+def _prefill(suffix: str, state: str, doc: str) -> KernelSpec:
     return KernelSpec(
         name=f"cuda.flashinfer_kda_prefill{suffix}",
         op="kda_core",
@@ -89,10 +98,11 @@ def _prefill(suffix: str, state: str, axes: tuple[AxisRule, ...], doc: str) -> K
             archs=BLACKWELL,
             dtypes=("bfloat16",),
             state_dtypes=(state,),
-            axes=(*KDA_DIMS, *axes),
+            axes=KDA_DIMS,
             packages=("flashinfer-python>=0.6.18",),
             runtime=("cuda>=12.8",),
         ),
+        check=prefill_heads,
         priority=PRIORITY_VENDOR,
         layouts={"kda_state": f"vk:{state}"},
         # A plan of its cake route reads sequence lengths on the host.
@@ -148,7 +158,7 @@ KERNELS: tuple[KernelSpec, ...] = (
         layouts={"kda_state": "vk:bfloat16"},
         source=_SOURCE,
     ),
-    _prefill("", "float32", (AxisRule("H", multiple_of=8),), "persistent or cuDNN route"),
-    _prefill("_bf16", "bfloat16", (), "small-batch, cuDNN or cake route"),
+    _prefill("", "float32", "CuTe DSL, persistent or cuDNN route"),
+    _prefill("_bf16", "bfloat16", "small-batch, cuDNN or cake route"),
     *(_flash_kda(suffix, state) for suffix, state in _STATES.items()),
 )
