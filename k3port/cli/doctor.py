@@ -98,7 +98,9 @@ def settings_lines(facts: Facts) -> list[str]:
     rows = [("setting", "value", "source", "effect")]
     rows += [(row.name, row.value or "-", row.source, row.effect) for row in facts.settings]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    return ["", *("  ".join([*(c.ljust(w) for c, w in zip(r, widths, strict=False)), r[3]]) for r in rows)]
+    table = ["  ".join([*(c.ljust(w) for c, w in zip(r, widths, strict=False)), r[3]]) for r in rows]
+    digest = [f"digest of what changes a plan or a result: {facts.settings_digest}"] if facts.settings else []
+    return ["", *table, *digest]
 
 
 def document(facts: Facts, checked: Sequence[Checked], *, failed: bool) -> dict[str, Any]:
@@ -112,6 +114,7 @@ def document(facts: Facts, checked: Sequence[Checked], *, failed: bool) -> dict[
         "checks": [{"id": item.id, "category": item.category, **dataclasses.asdict(item.result)} for item in checked],
         "detection": _detection_record(facts.detection),
         "packages": dict(facts.packages),
+        "settings_digest": facts.settings_digest,
         "settings": [
             {"name": r.name, "value": r.value, "source": r.source, "effect": r.effect, "kind": r.kind}
             for r in facts.settings

@@ -83,6 +83,7 @@ def gather(options: DoctorOptions) -> tuple[Facts, Registry]:
             version=__version__,
             system=_system(ROOT),
             settings=rows,
+            settings_digest=settings.digest(),
             settings_error=settings_error,
             detection=detection,
             packages=packages,

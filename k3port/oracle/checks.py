@@ -79,6 +79,7 @@ class Facts:
 
     Attributes:
         version: of k3port.
+        settings_digest: a short hash of the settings that can change a plan or a result.
         settings_error: why the environment could not be read.
         packages: installed versions by canonical name, of those that k3port or a profile knows.
         required: what k3port itself cannot do without.
@@ -96,6 +97,7 @@ class Facts:
     version: str
     system: SystemFacts = field(default_factory=SystemFacts)
     settings: tuple[SettingRow, ...] = ()
+    settings_digest: str = ""
     settings_error: str = ""
     detection: Detection = field(default_factory=Detection)
     packages: Mapping[str, str] = field(default_factory=dict)
