@@ -12,7 +12,7 @@ from k3port import __version__
 from k3port.cli.console import Console
 from k3port.cli.devices import idle_gpus
 from k3port.cli.preview import plan_lines, plan_summary
-from k3port.cli.run import RunOptions, check, header
+from k3port.cli.start import RunOptions, check, header
 from k3port.errors import K3Error, NumericsError, TokenizerError
 
 try:

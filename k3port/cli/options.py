@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from k3port.errors import UsageError
+from k3port.settings import parse_pin
 
 MAX_CONTEXT = 2**31 - 1
 MAX_COUNT = 10**6
@@ -72,3 +73,21 @@ INPUT_FILE = ReadablePath()
 OUTPUT_FILE = FilePath()
 CONTEXT = click.IntRange(1, MAX_CONTEXT)
 COUNT = click.IntRange(1, MAX_COUNT)
+
+
+def parse_pins(options: tuple[str, ...]) -> dict[str, str]:
+    """The values of ``--kernel``.
+
+    Raises:
+        UsageError: one that is no pin, or two that contradict each other.
+    """
+    pins: dict[str, str] = {}
+    for text in options:
+        try:
+            target, kernel = parse_pin(text)
+        except ValueError:
+            raise UsageError(f"--kernel {text}: expected op[@phase]=kernel", hint="such as linear=cpu.linear") from None
+        if pins.setdefault(target, kernel) != kernel:
+            both = f"{pins[target]} and {kernel}"
+            raise UsageError(f"--kernel: {target} is pinned to both {both}", hint="give one of them")
+    return pins

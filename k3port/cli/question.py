@@ -12,8 +12,7 @@ from typing import Any
 import click
 
 from k3port.cli.inputs import embedded_checkpoint
-from k3port.cli.options import CONTEXT, COUNT, INPUT, INPUT_FILE, MAX_DRAFTS, MODEL, TEXT
-from k3port.cli.run import parse_pins
+from k3port.cli.options import CONTEXT, COUNT, INPUT, INPUT_FILE, MAX_DRAFTS, MODEL, TEXT, parse_pins
 from k3port.errors import K3Error, UsageError
 from k3port.model.config import ModelConfig
 from k3port.model.config_file import load_config

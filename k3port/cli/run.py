@@ -5,62 +5,24 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from k3port.cli.console import Console
 from k3port.cli.inputs import BUILTIN_PROMPT, EMBEDDED_NAME, embedded_checkpoint, read_prompt
 from k3port.cli.interrupts import held
-from k3port.cli.options import CONTEXT, INPUT_FILE, MAX_SEED, MAX_TOKENS, MODEL, TEXT
+from k3port.cli.options import CONTEXT, INPUT_FILE, MAX_SEED, MAX_TOKENS, MODEL, TEXT, parse_pins
+from k3port.cli.plan_file import read_plan
+from k3port.cli.start import RunOptions, check, header
 from k3port.errors import UsageError
-from k3port.oracle.spec import Plan
 from k3port.runtime.request import SamplingParams
-from k3port.settings import MAX_THREADS, Settings, get_settings, merge_pins, parse_pin
-
-if TYPE_CHECKING:
-    from k3port.runtime.prepare import Prepared
+from k3port.settings import MAX_THREADS, Settings, get_settings, merge_pins
 
 DEFAULT_PLATFORM = "cpu"
 DEFAULT_TEMPERATURE = 0.8
 DTYPES = ("float32", "bfloat16", "float64")
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """Everything that a run needs to know, after command line and environment are merged."""
-
-    model: Path
-    model_name: str
-    platform: str
-    platform_was_given: bool
-    dtype: str | None
-    kernels: Mapping[str, str]
-    threads: int | None
-    context_tokens: int | None
-    sampling: SamplingParams
-    plan: Plan | None = None
-    profiles: tuple[Path, ...] = ()
-
-
-def parse_pins(options: tuple[str, ...]) -> dict[str, str]:
-    """The values of ``--kernel``.
-
-    Raises:
-        UsageError: one that is no pin, or two that contradict each other.
-    """
-    pins: dict[str, str] = {}
-    for text in options:
-        try:
-            target, kernel = parse_pin(text)
-        except ValueError:
-            raise UsageError(f"--kernel {text}: expected op[@phase]=kernel", hint="such as linear=cpu.linear") from None
-        if pins.setdefault(target, kernel) != kernel:
-            both = f"{pins[target]} and {kernel}"
-            raise UsageError(f"--kernel: {target} is pinned to both {both}", hint="give one of them")
-    return pins
 
 
 @click.command(short_help="Continue a prompt.")
@@ -173,8 +135,6 @@ def _options(given: Mapping[str, Any], settings: Settings) -> RunOptions:
     platform = given["platform"] or settings.platform
     pins, saved, dtype = parse_pins(given["kernels"]), None, given["dtype"]
     if given["plan_file"] is not None:
-        from k3port.cli.plan import read_plan
-
         if pins:
             raise UsageError("both --plan and --kernel", hint="the plan names every kernel: give one of them")
         saved = read_plan(Path(given["plan_file"]))
@@ -199,28 +159,6 @@ def _most_threads() -> int:
     """Four per core: more only wait for each other, and at some number the system gives no more."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(4 * cores, MAX_THREADS)
-
-
-def check(options: RunOptions) -> Prepared:
-    """The checks and the plan of a run, before any weight is read.
-
-    Raises:
-        K3Error: whatever is wrong with the checkpoint, its tokenizer, the platform or the plan.
-    """
-    from k3port.runtime.planner import DEFAULT_CONTEXT
-    from k3port.runtime.prepare import prepare
-
-    return prepare(
-        options.model,
-        platform=options.platform,
-        dtype=options.dtype,
-        pins=options.kernels,
-        saved=options.plan,
-        kv_tokens=options.context_tokens or DEFAULT_CONTEXT,
-        max_requests=1,
-        profiles=options.profiles,
-        need_text=True,
-    )
 
 
 def _dry_run(console: Console, options: RunOptions) -> None:
@@ -249,18 +187,3 @@ def _dry_run(console: Console, options: RunOptions) -> None:
         return
     for line in preview.plan_lines(found.plan):
         console.line(line)
-
-
-def header(options: RunOptions, plan: Any, *more: str) -> str:
-    """The first line on stderr: version, model, platform, kernels."""
-    from k3port import __version__
-    from k3port.cli.preview import kernel_counts
-
-    parts = [
-        f"k3port {__version__}",
-        options.model_name,
-        f"{plan.platform} ({plan.dtype})",
-        f"kernels: {kernel_counts(plan)}",
-        *more,
-    ]
-    return " · ".join(parts)
