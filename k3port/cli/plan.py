@@ -39,6 +39,8 @@ def plan(console: Console, compare: tuple[str, str] | None, save: Path | None, *
     if compare is not None:
         if save is not None:
             raise UsageError("both --compare and --save", hint="save each plan on its own")
+        if given.get("platform"):
+            raise UsageError("both --compare and --platform", hint="--compare names both platforms itself")
         _compare(console, compare, given)
         return
     question = ask(given)

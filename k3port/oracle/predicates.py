@@ -31,6 +31,10 @@ def satisfies(version: str, requirement: str) -> bool:
         return False
 
 
+CHECK_FAILED = "its own check failed"
+"""How the detail of a refusal begins where the kernel's check raised: a fault of the kernel, which plans warn about."""
+
+
 def reject(spec: KernelSpec, query: OpQuery, target: Target, *, built_only: bool = True) -> Rejection | None:
     """The first reason why ``spec`` cannot serve ``query`` on ``target``, or None.
 
@@ -92,8 +96,8 @@ def _checked(spec: KernelSpec, query: OpQuery, target: Target) -> str:
     """What the kernel's own check says. One that fails refuses: it must not take the plan of all others with it."""
     try:
         return (spec.check(query, target) if spec.check else None) or ""
-    except Exception as exc:
-        return f"its own check failed: {type(exc).__name__}: {exc}"
+    except (Exception, SystemExit) as exc:
+        return f"{CHECK_FAILED}: {type(exc).__name__}: {exc}"
 
 
 def _software(spec: KernelSpec, target: Target):

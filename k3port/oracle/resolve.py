@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 from k3port.errors import PlanError
 from k3port.ops.catalog import OPS, slot_name
 from k3port.oracle.pins import expand_pins
-from k3port.oracle.predicates import reject
+from k3port.oracle.predicates import CHECK_FAILED, reject
 from k3port.oracle.spec import ALL_TOKENS, GAP, KernelSpec, OpQuery, Plan, Rejection, Selection, Target, Tokens
 
 # Where layouts conflict the decode kernel decides, then the prefill kernel. Fine ops without a phase come last: only
@@ -68,9 +68,16 @@ def resolve(
         ep=first.ep,
         selections=now,
         would_run=would,
+        warnings=_failed_checks(would),
         packages=dict(target.packages),
         packages_source=target.packages_source,
     )
+
+
+def _failed_checks(selections: Iterable[Selection]) -> tuple[str, ...]:
+    """One sentence per kernel whose own check raised: it is left out, and its author should know."""
+    failed = {r.kernel: r.detail for s in selections for r in s.rejected if r.detail.startswith(CHECK_FAILED)}
+    return tuple(f"kernel {name} is left out: {detail}" for name, detail in sorted(failed.items()))
 
 
 def _resolve_once(

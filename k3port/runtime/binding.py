@@ -64,7 +64,14 @@ def bind_table(
 
     def load(selection: Selection) -> Op:
         spec = kernels[selection.kernel]
-        function = load_object(spec.load)
+        try:
+            function = load_object(spec.load)
+        except PlanError as exc:
+            raise PlanError(
+                f"kernel {spec.name} of {spec.op} cannot be loaded",
+                reasons=[exc.message, *exc.reasons],
+                hint=f"correct or install it, or leave it out: K3PORT_DISABLE={spec.name}",
+            ) from exc
         if spec.parts:
             slots = {part: slot_name(part, selection.phase if OPS[part].phased else None) for part in spec.parts}
             function = _called(spec, function, {part: bind(slot) for part, slot in slots.items()})
@@ -83,7 +90,7 @@ def _called(spec: KernelSpec, factory: Op, parts: Mapping[str, Op]) -> Op:
         raise PlanError(
             f"kernel {spec.name} does not take its parts {', '.join(parts)}",
             reasons=[str(exc)],
-            hint="pin another kernel",
+            hint=f"correct the kernel, or leave it out: K3PORT_DISABLE={spec.name}",
         ) from exc
 
 
@@ -107,7 +114,7 @@ def _check_signature(spec: KernelSpec, phase: Phase | None, function: Op) -> Non
         raise PlanError(
             f"kernel {spec.name} ({spec.load}) does not take the arguments of {spec.op}",
             reasons=[f"the op passes {', '.join(contract.inputs)}", f"the kernel takes {signature}: {exc}"],
-            hint="correct the kernel, or pin another one",
+            hint=f"correct the kernel, or leave it out: K3PORT_DISABLE={spec.name}",
         ) from exc
 
 

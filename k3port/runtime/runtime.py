@@ -14,6 +14,7 @@ from k3port.model.k3 import K3Model
 from k3port.model.shapes import rank_dims
 from k3port.model.step import Probe, Step
 from k3port.ops.segment import make_segment
+from k3port.ops.table import OpTable
 from k3port.oracle.spec import Plan
 from k3port.plugins import Registry
 from k3port.runtime.arguments import Prompt, as_params, as_prompts, check_overrides, check_size
@@ -56,6 +57,7 @@ class Runtime:
         prefill_chunk_tokens: int = DEFAULT_PREFILL_CHUNK,
         overrides: Mapping[str, Op] | None = None,
         threads: int | None = None,
+        table: OpTable | None = None,
     ) -> None:
         self.checkpoint, self.weights, self.plan, self.registry = checkpoint, weights, plan, registry
         self.config: ModelConfig = checkpoint.config
@@ -70,7 +72,7 @@ class Runtime:
         }
         self.kernels = {spec.name: spec for spec in registry.kernels}
         self.dims = rank_dims(self.config, mxfp4=checkpoint.mxfp4)
-        self.table = bind_table(plan, self.kernels, overrides=self.overrides)
+        self.table = table or bind_table(plan, self.kernels, overrides=self.overrides)
         self.model = K3Model(self.config, weights.params, self.table)
         self.max_context_tokens = min(self.config.max_context_tokens, pages_for(kv_tokens) * PAGE_TOKENS)
         self.pools = Pools(self.config, self.dims, num_requests=max_requests, num_tokens=kv_tokens, dtype=dtype)
@@ -146,6 +148,8 @@ class Runtime:
         )
         checkpoint, plan, registry = prepared.checkpoint, prepared.plan, prepared.registry
         specs = {spec.name: spec for spec in registry.kernels}
+        # Bound before any weight is read: a kernel that cannot be loaded or called must not be found after 1.5 TB.
+        table = bind_table(plan, specs, overrides=overrides)
         weights = load_weights(checkpoint, dtype=DTYPES[plan.dtype], pack_experts=pack_function(plan, specs))
         return cls(
             checkpoint,
@@ -159,6 +163,7 @@ class Runtime:
             prefill_chunk_tokens=prefill_chunk_tokens,
             overrides=overrides,
             threads=threads,
+            table=table,
         )
 
     def generate(

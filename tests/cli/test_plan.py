@@ -211,6 +211,11 @@ USAGE = [
     (("--tp", "0"), "--tp: 0 is not in the range", "k3port plan --help"),
     (("--compare", "b200", "none.json"), "the plan none.json does not exist", "k3port plan --save FILE writes one"),
     (("--compare", "b200", "b300", "--save", "x"), "both --compare and --save", "save each plan on its own"),
+    (
+        ("--compare", "b200", "b300", "--platform", "h100"),
+        "both --compare and --platform",
+        "--compare names both platforms itself",
+    ),
     (("-q", "-v"), "both --verbose and --quiet", "give one of them"),
     (("--compare", "cpu"), "option '--compare' requires 2 arguments", "k3port plan --help lists the options"),
     (("--save", ""), "--save is empty", "give a value"),

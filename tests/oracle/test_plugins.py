@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,7 @@ def test_b12_a_plugin_that_lies_is_one_finding(plugin: object, said: str):
     assert "half" not in [device.name for device in registry.devices]
 
 
-RIGHT = KernelSpec(name="mine.kda", op="kda", load="m:f", doc="")
+RIGHT = KernelSpec(name="mine.kda", op="kda", load="json:dumps", doc="")
 
 
 @pytest.mark.parametrize(
@@ -148,7 +149,7 @@ def test_a_check_that_fails_refuses_its_kernel_alone():
     def check(query: OpQuery, target: Target) -> str | None:
         raise KeyError("H")
 
-    spec = KernelSpec(name="mine.linear", op="linear", load="m:f", doc="", check=check, priority=900)
+    spec = KernelSpec(name="mine.linear", op="linear", load="json:dumps", doc="", check=check, priority=900)
     kernels = make_registry([gives([spec])], entry_points=False).kernels
     target = Target("cpu", Device("cpu", "cpu", "CPU", "fake"))
     plan = resolve([OpQuery("linear", None, {"D": 8}, "float32")], kernels, target)
@@ -192,3 +193,28 @@ def test_nvidia_devices_are_read_from_the_driver_files(tmp_path: Path):
     expected = Device("nvidia", "unknown", "NVIDIA H200", "detected", uuid="GPU-1-2", pci="0000:01:00.0")
     assert find_nvidia(tmp_path) == [expected]
     assert find_nvidia(tmp_path / "absent") == []
+
+
+class Custom:
+    def __init__(self, **fields):
+        self.fields = fields
+
+    @hookimpl
+    def k3port_kernels(self):
+        return [KernelSpec(name="mine.linear", op="linear", doc="", priority=999, **self.fields)]
+
+
+def test_a_kernel_whose_module_is_not_there_is_left_out():
+    registry = make_registry([Custom(load="nothere.at.all:fn")], entry_points=False)
+    assert not [spec for spec in registry.kernels if spec.name == "mine.linear"]
+    assert "there is no module nothere.at.all" in registry.problems[0]
+
+
+@pytest.mark.parametrize("check", [lambda query, target: 1 / 0, lambda query, target: sys.exit(7)])
+def test_a_check_that_raises_refuses_its_kernel_and_the_plan_warns(check):
+    registry = make_registry([Custom(load="torch.nn.functional:linear", check=check)], entry_points=False)
+    query = OpQuery("linear", None, {}, "float32")
+    plan = resolve([query], registry.kernels, Target("cpu", Device("cpu", "cpu", "cpu", "fake")))
+    assert plan.selection("linear").kernel == "cpu.linear"
+    (warning,) = plan.warnings
+    assert warning.startswith("kernel mine.linear is left out: its own check failed: ")

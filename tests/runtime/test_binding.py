@@ -8,7 +8,9 @@ from builtin_kernels import CPU, KERNELS
 from k3port.errors import PlanError
 from k3port.oracle.resolve import resolve
 from k3port.oracle.spec import KernelSpec, OpQuery
+from k3port.plugins import Registry
 from k3port.runtime.binding import bind_table
+from k3port.runtime.runtime import Runtime
 
 
 def lying(x, weight, bias):
@@ -37,6 +39,15 @@ def test_a_kernel_that_cannot_be_called_is_refused_at_binding(spec: KernelSpec, 
     with pytest.raises(PlanError, match=said) as caught:
         bind_table(plan, {s.name: s for s in (*KERNELS, spec)})
     assert caught.value.hint
+
+
+def test_binding_comes_before_any_weight(tiny_k3_folder, monkeypatch):
+    spec = KernelSpec("mine.linear", "linear", "torch:nosuch", "", priority=999)
+    registry = Registry((*KERNELS, spec), (), ())
+    monkeypatch.setattr("k3port.runtime.runtime.load_weights", lambda *a, **k: pytest.fail("weights were read"))
+    with pytest.raises(PlanError, match=r"mine.linear of linear cannot be loaded") as caught:
+        Runtime.load(tiny_k3_folder, registry=registry)
+    assert "K3PORT_DISABLE=mine.linear" in caught.value.hint
 
 
 def _this_module():
