@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib.metadata
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,7 +20,6 @@ from k3port.oracle.checks import DoctorCheck
 from k3port.oracle.profile import load_profiles
 from k3port.oracle.sources import Probe
 from k3port.oracle.spec import Device, KernelSpec
-from k3port.oracle.symbols import module_file
 
 ENTRY_POINT_GROUP = "k3port"
 _HOOKS: Mapping[str, Any] = {
@@ -91,7 +89,7 @@ def make_registry(extra: Sequence[Any] = (), *, entry_points: bool = True) -> Re
             problems.append(f"plugin {name} was skipped: {_sentence(exc)}")
             continue
         for spec in answers["k3port_kernels"]:
-            if faults := spec_faults(spec) or _load_faults(spec):
+            if faults := spec_faults(spec):
                 problems.append(f"plugin {name}: kernel {spec.name} was left out: {'; '.join(faults)}")
                 continue
             owned.setdefault(spec.name, []).append((name, spec))
@@ -105,13 +103,6 @@ def make_registry(extra: Sequence[Any] = (), *, entry_points: bool = True) -> Re
     return Registry(
         kernels, tuple(devices), tuple((*problems, *clashes)), tuple(probes), tuple(checks), platforms, clashes
     )
-
-
-def _load_faults(spec: KernelSpec) -> list[str]:
-    """Whether the module to load exists. It is looked for, not imported: its vendor's library may be slow or absent."""
-    module = spec.load.partition(":")[0]
-    missing = module and module not in sys.builtin_module_names and module_file(module) is None
-    return [f"load: there is no module {module}"] if missing else []
 
 
 def _unique(owned: Mapping[str, list[tuple[str, KernelSpec]]]) -> tuple[tuple[KernelSpec, ...], tuple[str, ...]]:

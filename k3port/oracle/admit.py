@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -10,11 +11,12 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from k3port.ops.catalog import OPS
 from k3port.oracle.spec import AxisRule, KernelSpec, Requires
+from k3port.oracle.symbols import module_file
 
 
 def spec_faults(spec: KernelSpec) -> list[str]:
     """What is wrong with a kernel's record; empty for one that the oracle can work with. Imports nothing."""
-    return [*_types(spec), *_names(spec)] or list(_requires(spec.requires))
+    return [*_types(spec), *_names(spec)] or [*_requires(spec.requires), *_load(spec)]
 
 
 _TEXT = ("name", "op", "load", "doc", "pack", "rounds", "numerics", "source")
@@ -71,3 +73,10 @@ def _requires(requires: Requires) -> Iterator[str]:
             yield f"requires: {symbol!r} is no package.module:name"
     wrong: list[Any] = [rule for rule in requires.axes if not isinstance(rule, AxisRule)]
     yield from (f"requires: {rule!r} is no AxisRule" for rule in wrong)
+
+
+def _load(spec: KernelSpec) -> Iterator[str]:
+    """The module to load is looked for, not imported: its vendor's library may be slow, or absent on purpose."""
+    module = spec.load.partition(":")[0]
+    if module and module not in sys.builtin_module_names and module_file(module) is None:
+        yield f"load: there is no module {module}"
