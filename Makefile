@@ -7,7 +7,7 @@
 PYTHON ?= python3
 PIP_ARGS ?=
 JOBS ?= 2
-RUN_ARGS ?=
+RUN_ARGS ?= --max-tokens 120
 PYTEST_ARGS ?=
 
 VENV := .venv

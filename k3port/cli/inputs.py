@@ -10,7 +10,7 @@ from typing import BinaryIO
 from k3port.errors import CheckpointError, UsageError
 
 EMBEDDED_NAME = "k3-nano"
-BUILTIN_PROMPT = "The following example shows how to"
+BUILTIN_PROMPT = "If you want to install the package, you"
 _STDIN = "-"
 MAX_PROMPT_BYTES = 64 * 2**20
 _READABLE = 'give a UTF-8 text file, or put the prompt in quotes: k3port run "…"'
