@@ -7,7 +7,6 @@ gave and that does not exist is an error.
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import platform as host_platform
 from collections.abc import Mapping
@@ -29,7 +28,7 @@ from k3port.oracle.profile import Profile, check_kernels, get_profile, load_prof
 from k3port.oracle.sources import Gpu, ask_child
 from k3port.oracle.spec import Plan
 from k3port.plugins import ENTRY_POINT_GROUP, Registry, default_registry
-from k3port.runtime.preflight import check_checkpoint
+from k3port.runtime.preflight import GENERATION_NAME, check_checkpoint, generation_eos_ids
 from k3port.runtime.prepare import detect_here
 from k3port.settings import Settings, get_environment, get_settings, settings_report
 from k3port.text.loading import load_tokenizer
@@ -257,7 +256,11 @@ def _model(path: str) -> ModelFacts:
             weights = f"{len(checkpoint.files)} weight file(s) complete, {gib(checkpoint.total_bytes)}"
         except K3Error as exc:
             weights, faults = "", (exc.message, *exc.reasons)
-    return ModelFacts(path, "", _layers(config), _stop_ids(folder, config), weights, tuple(faults))
+    broken: list[str] = []
+    stop_ids = _stop_ids(folder, config, broken)
+    # The check of a whole checkpoint has named these already.
+    faults = tuple(dict.fromkeys((*faults, *broken)))
+    return ModelFacts(path, "", _layers(config), stop_ids, weights, faults)
 
 
 def _layers(config: ModelConfig) -> str:
@@ -271,15 +274,10 @@ def _layers(config: ModelConfig) -> str:
     return f"{config.family}, {'; '.join(parts)}"
 
 
-def _stop_ids(folder: Path, config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Where a text ends, by the place that says so."""
+def _stop_ids(folder: Path, config: ModelConfig, faults: list[str]) -> dict[str, tuple[int, ...]]:
+    """Where a text ends, by the place that says so; what cannot be read is added to ``faults``."""
     found = {"config.json": config.eos_ids}
-    try:
-        value = json.loads((folder / "generation_config.json").read_text(encoding="utf-8")).get("eos_token_id")
-        ids = value if isinstance(value, list) else [] if value is None else [value]
-        found["generation_config.json"] = tuple(ids)
-    except (OSError, ValueError, AttributeError):
-        pass
+    found[GENERATION_NAME] = tuple(sorted(generation_eos_ids(folder, config.vocab_size, faults)))
     try:
         tokenizer = load_tokenizer(folder, config.vocab_size)
         found["tokenizer"] = tuple(sorted(tokenizer.stop_ids)) if tokenizer is not None else ()

@@ -15,7 +15,7 @@ from k3port.cli.inputs import embedded_checkpoint
 from k3port.cli.options import CONTEXT, COUNT, INPUT, INPUT_FILE, MAX_DRAFTS, MODEL, TEXT, parse_pins
 from k3port.errors import K3Error, UsageError
 from k3port.model.config import ModelConfig
-from k3port.model.config_file import load_config
+from k3port.model.config_file import K3_MODEL_TYPE, load_config
 from k3port.oracle.host import is_here
 from k3port.oracle.profile import Profile
 from k3port.oracle.spec import MemoryPlan, Plan, Target
@@ -111,7 +111,8 @@ def read_model(path: str | None) -> ModelInput:
     file = place / "config.json" if place.is_dir() else place
     config = load_config(file)
     values = json.loads(file.read_text(encoding="utf-8"))
-    text = values.get("text_config", values)
+    # The same holder that the reader of the config used: a Kimi-Linear file may carry a stray key of that name.
+    text = values["text_config"] if values["model_type"] == K3_MODEL_TYPE else values
     quantised = text.get("quantization_config") or values.get("quantization_config")
     vision = values.get("vision_config")
     return ModelInput(

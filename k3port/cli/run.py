@@ -17,12 +17,12 @@ from k3port.cli.options import CONTEXT, INPUT_FILE, MAX_SEED, MAX_TOKENS, MODEL,
 from k3port.cli.plan_file import read_plan
 from k3port.cli.start import RunOptions, check, header
 from k3port.errors import UsageError
+from k3port.runtime.prepare import DTYPES
 from k3port.runtime.request import SamplingParams
 from k3port.settings import MAX_THREADS, Settings, get_settings, merge_pins
 
 DEFAULT_PLATFORM = "cpu"
 DEFAULT_TEMPERATURE = 0.8
-DTYPES = ("float32", "bfloat16", "float64")
 
 
 @click.command(short_help="Continue a prompt.")

@@ -82,7 +82,7 @@ def check_checkpoint(folder: str | Path, *, vision: bool = False, allow_unknown:
         config = load_config(path)
         expected_vision = _expected_vision(path, config) if vision else None
     except ConfigError as exc:
-        _generation_eos_ids(path, None, faults)
+        generation_eos_ids(path, None, faults)
         if not faults:
             raise
         raise _error(path, [*faults, exc.message, *exc.reasons]) from None
@@ -90,7 +90,7 @@ def check_checkpoint(folder: str | Path, *, vision: bool = False, allow_unknown:
         config, findings.tensors, absent=findings.absent, vision=expected_vision, allow_unknown=allow_unknown
     )
     faults += report.faults
-    generation_eos_ids = _generation_eos_ids(path, config.vocab_size, faults)
+    more_eos_ids = generation_eos_ids(path, config.vocab_size, faults)
     if faults:
         raise _error(path, faults)
     optional = (*OPTIONAL_FILES, "preprocessor_config.json") if config.has_vision else OPTIONAL_FILES
@@ -103,11 +103,11 @@ def check_checkpoint(folder: str | Path, *, vision: bool = False, allow_unknown:
         mxfp4_layers=frozenset(report.mxfp4_layers),
         notes=(*findings.notes, *report.notes, *notes),
         total_bytes=sum(tensor.num_bytes for tensor in findings.tensors.values()),
-        eos_ids=frozenset(config.eos_ids) | generation_eos_ids,
+        eos_ids=frozenset(config.eos_ids) | more_eos_ids,
     )
 
 
-def _generation_eos_ids(folder: Path, vocab_size: int | None, faults: list[str]) -> frozenset[int]:
+def generation_eos_ids(folder: Path, vocab_size: int | None, faults: list[str]) -> frozenset[int]:
     """The ends of text that ``generation_config.json`` names; the file may be absent.
 
     Args:

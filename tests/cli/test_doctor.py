@@ -681,6 +681,19 @@ def test_a_damaged_checkpoint(k3port: Any, machine: Machine, tiny_checkpoint: Pa
     assert k3port("doctor", "--model", tmp_path / "none").code == 1
 
 
+def test_a_broken_generation_config_is_a_fault_once(
+    k3port: Any, machine: Machine, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    machine()
+    for folder, files in ((tmp_path / "whole", "*"), (tmp_path / "bare", "config.json")):
+        folder.mkdir()
+        for file in tiny_checkpoint.glob(files):
+            shutil.copy(file, folder)
+        (folder / "generation_config.json").write_text('{"eos_token_id": "x"}')
+        found = results(k3port, "--model", folder if files == "*" else folder / "config.json", code=1)
+        assert texts(found, "model.checkpoint", "fail").count("generation_config.json") == 1
+
+
 def test_a_model_without_stop_ids(k3port: Any, machine: Machine, tiny_checkpoint: Path, tmp_path: Path) -> None:
     machine()
     values = json.loads((tiny_checkpoint / "config.json").read_text())

@@ -20,6 +20,7 @@ from k3port import plugins
 from k3port.errors import ExitCode
 from k3port.oracle.spec import Device, Plan
 from k3port.testing.published import published_k3_config
+from k3port.testing.synthetic import tiny_kimi_linear_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -426,3 +427,9 @@ def test_what_was_found_is_named(k3port: Any, tiny_checkpoint: Path, monkeypatch
     result = k3port("run", "Hello", "--model", tiny_checkpoint, "--platform", "mi355")
     assert result.code == ExitCode.UNSUPPORTED
     assert "found: 1 x NVIDIA H200 (sm_90)" in result.err
+
+
+def test_a_stray_text_config_of_kimi_linear_is_ignored(k3port: Any, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**tiny_kimi_linear_config(), "text_config": "x"}))
+    assert k3port("plan", "--model", file, "--platform", "cpu").code == ExitCode.OK

@@ -14,7 +14,6 @@ import pytest
 from tiny_text import write_tiny_text_checkpoint
 
 ROOT = Path(__file__).parents[2]
-NANO = ROOT / "k3port" / "assets" / "k3-nano"
 
 
 def run(*command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -75,7 +74,6 @@ def test_it_runs_from_another_folder(installed: Path, tmp_path: Path) -> None:
     assert len(json.loads(done.stdout)["token_ids"]) <= 4
 
 
-@pytest.mark.skipif(not NANO.exists(), reason="the embedded checkpoint is not in this source tree")
 def test_the_embedded_model_writes_text(installed: Path, tmp_path: Path) -> None:
     done = run(installed / "k3port", "run", "-n", "16", "--seed", "1", cwd=tmp_path)
     assert len(done.stdout.strip()) > 8
