@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import subprocess
@@ -11,10 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from doctor_runs import CPU_TORCH, Machine
+from fake_machines import amd_probe, no_nvidia_probe
 from tiny_text import write_tiny_text_checkpoint
 
-from k3port import settings
+from k3port import plugins, settings
+from k3port.cli import doctor_facts
 from k3port.cli.main import main
+from k3port.oracle import detect
+from k3port.oracle.detect import TorchBuild
+from k3port.oracle.sources import Probe
+from k3port.oracle.visibility import VARIABLES
 
 
 @dataclass(frozen=True)
@@ -71,3 +79,25 @@ def spawn_fixture() -> Callable[..., subprocess.Popen[bytes]]:
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A complete small checkpoint with a tokenizer. Tests must not change it."""
     return write_tiny_text_checkpoint(tmp_path_factory.mktemp("checkpoint") / "tiny")
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
+    """Makes doctor look at a machine of these probes, PyTorch and packages."""
+
+    def install(*probes: Probe, torch: TorchBuild = CPU_TORCH, packages: dict[str, str] | None = None) -> None:
+        registry = plugins.make_registry(entry_points=False)
+        registry = dataclasses.replace(registry, probes=probes or (no_nvidia_probe(), amd_probe()))
+        monkeypatch.setattr(doctor_facts, "default_registry", lambda: registry)
+        monkeypatch.setattr(
+            doctor_facts,
+            "detect_here",
+            lambda reg: detect.detect(
+                tmp_path, environ=settings.get_environment(VARIABLES), probes=reg.probes, torch=torch
+            ),
+        )
+        monkeypatch.setattr(doctor_facts, "ROOT", tmp_path)
+        every = {name: "9.9" for name in doctor_facts.REQUIRED} | (packages or {})
+        monkeypatch.setattr(doctor_facts, "host_versions", lambda names: {n: every[n] for n in names if n in every})
+
+    return install
