@@ -10,6 +10,8 @@ from typing import Any
 from fake_machines import Card
 
 from k3port.oracle.detect import TorchBuild
+from k3port.oracle.sources import Gpu
+from k3port.oracle.spec import Device
 
 ROOT = Path(__file__).parents[2]
 CPU_TORCH = TorchBuild("2.14.0+cpu")
@@ -37,3 +39,7 @@ def results(k3port: Any, *args: object, code: int | None = 0) -> dict[str, list[
 
 def texts(found: dict[str, list[dict[str, str]]], id: str, status: str = "") -> str:
     return "\n".join(item["text"] for item in found.get(id, ()) if status in ("", item["status"]))
+
+
+def gpu(name: str, arch: str, memory: int = 0, vendor: Any = "amd") -> Gpu:
+    return Gpu(Device(vendor, arch, name, "fake", memory_bytes=memory))
