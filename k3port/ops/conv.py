@@ -20,7 +20,7 @@ def short_conv(x: torch.Tensor, weight: torch.Tensor, tail: torch.Tensor, segmen
     Args:
         x: ``[T, P]`` raw projections of the segment's requests, one after the other.
         weight: ``[P, W]`` float32 taps.
-        tail: ``[S, W-1, P]`` last raw inputs per state slot, oldest first; updated in place.
+        tail: ``[S, W-1, P]`` last raw inputs per state slot, oldest first; updated in place, except for drafts.
 
     Returns:
         ``[T, P]`` in the dtype of ``x``; rows of padding requests are zero.
@@ -35,20 +35,27 @@ def short_conv(x: torch.Tensor, weight: torch.Tensor, tail: torch.Tensor, segmen
         for t in range(end - begin):
             y = (window[t : t + width].to(acc) * weight.to(acc).T).sum(dim=0)
             out[begin + t] = (y * torch.sigmoid(y)).to(x.dtype)
-        tail[slot] = window[end - begin :].to(tail.dtype)
+        if not segment.draft:
+            tail[slot] = window[end - begin :].to(tail.dtype)
     return out
 
 
 def _samples(dtype: torch.dtype, gen: torch.Generator) -> Iterator[Sample]:
     def sample(
-        name: str, phase: Phase, lengths: list[int], slots: list[int], adversarial: bool = False, width: int = 4
+        name: str,
+        phase: Phase,
+        lengths: list[int],
+        slots: list[int],
+        adversarial: bool = False,
+        width: int = 4,
+        draft: bool = False,
     ) -> Sample:
         channels = 96
         args = {
             "x": torch.randn(sum(lengths), channels, generator=gen).to(dtype),
             "weight": torch.randn(channels, width, generator=gen) * 0.5,
             "tail": torch.randn(max([*slots, 1]) + 2, width - 1, channels, generator=gen).to(dtype),
-            "segment": make_segment(phase, lengths, slots),
+            "segment": make_segment(phase, lengths, slots, draft=draft),
         }
         return Sample(name, args, adversarial)
 
@@ -59,6 +66,7 @@ def _samples(dtype: torch.dtype, gen: torch.Generator) -> Iterator[Sample]:
     yield sample("width 3", "prefill", [9], [1], width=3)
     yield sample("decode", "decode", [1, 1, 1], [4, 2, 7])
     yield sample("decode with padding", "decode", [1, 1, 1, 1], [0, 3, 0, 1], adversarial=True)
+    yield sample("drafts", "decode", [1, 8, 3, 5], [2, 1, 0, 3], adversarial=True, draft=True)
 
 
 def _check_delay(function: Callable[..., Any], dtype: torch.dtype, gen: torch.Generator) -> None:

@@ -13,6 +13,10 @@ NULL_SLOT = 0
 """State slot that no request ever gets. A row that points at it is padding: nothing is read or written for it."""
 
 
+MAX_DRAFT = 8
+"""Most tokens of one request in a verification step: seven drafts after the last accepted token."""
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """Requests of one phase whose tokens are contiguous in a step.
@@ -21,7 +25,7 @@ class Segment:
     on the CPU read the first, kernels the second.
 
     Attributes:
-        phase: ``prefill`` (any number of new tokens per request) or ``decode`` (one).
+        phase: ``prefill`` (any number of new tokens per request) or ``decode`` (one, or a few where drafts are verified).
         start: first row of the segment in the step's token tensor.
         lengths: new tokens per request; may contain 0 in prefill.
         contexts: tokens already in the cache per request, before this step.
@@ -33,6 +37,8 @@ class Segment:
         block_table: int32 ``[B, most pages]``, ``pages`` as a tensor, -1 where unused.
         cache_rows: int64 ``[T]`` row ``page * page_size + offset`` of each new token, -1 for padding.
         has_padding: whether some slot is the null slot.
+        draft: decode of drafted tokens that may be rejected. Outputs are computed as usual, but convolution tails and
+            recurrent states stay as they were; what a later commit needs is recorded instead.
     """
 
     phase: Phase
@@ -47,6 +53,7 @@ class Segment:
     block_table: torch.Tensor
     cache_rows: torch.Tensor
     has_padding: bool
+    draft: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -75,24 +82,27 @@ def make_segment(
     page_size: int = 64,
     start: int = 0,
     device: torch.device | str = "cpu",
+    draft: bool = False,
 ) -> Segment:
     """Builds a segment from host numbers.
 
     Args:
-        lengths: new tokens per request (1 each in decode).
+        lengths: new tokens per request: 1 each in decode, 1 to :data:`MAX_DRAFT` where drafts are verified.
         slots: state slot per request, :data:`NULL_SLOT` for a padding row.
         contexts: cached tokens per request; default none.
         block_tables: pages per request; may be left out where no paged cache is used.
         page_size: tokens per page.
 
     Raises:
-        ValueError: lists of different lengths, a decode row with other than one token, or too few pages.
+        ValueError: lists of different lengths, a decode row with a wrong number of tokens, or too few pages.
     """
     contexts = [0] * len(lengths) if contexts is None else contexts
     tables = [[] for _ in lengths] if block_tables is None else block_tables
     if not len(lengths) == len(slots) == len(contexts) == len(tables):
         raise ValueError("lengths, slots, contexts and block_tables must have one entry per request")
-    if phase == "decode" and any(length != 1 for length in lengths):
+    if draft and (phase != "decode" or any(not 1 <= length <= MAX_DRAFT for length in lengths)):
+        raise ValueError(f"drafts are verified in decode, 1 to {MAX_DRAFT} tokens per request, got {list(lengths)}")
+    if phase == "decode" and not draft and any(length != 1 for length in lengths):
         raise ValueError(f"a decode segment has one token per request, got {list(lengths)}")
     cache_rows: list[int] = []
     for length, slot, context, table in zip(lengths, slots, contexts, tables, strict=True):
@@ -120,4 +130,5 @@ def make_segment(
         block_table=torch.tensor(padded, dtype=torch.int32, device=device).reshape(len(tables), width),
         cache_rows=torch.tensor(cache_rows, dtype=torch.int64, device=device),
         has_padding=NULL_SLOT in slots,
+        draft=draft,
     )
