@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 INPUTS := pyproject.toml constraints.txt
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
-.PHONY: run test lint unit golden nano-numbers wheel clean
+.PHONY: run test lint unit golden xcompile nano-numbers wheel clean
 
 run: $(VENV)/installed
 	@# stdin is closed off so that a prompt is never waited for
@@ -36,6 +36,12 @@ unit: $(VENV)/installed-dev
 golden: $(VENV)/installed-dev
 	$(BIN)/python -m k3port.testing.golden
 	$(BIN)/python -m k3port.testing.settings_doc
+
+# Every configuration of every Triton kernel, for every target and TP size, on the installed Triton and on the oldest one
+# that kernels are written for: docs/cross-compilation.md. Takes long; results are kept in ~/.cache/k3port.
+xcompile: $(VENV)/installed-dev $(VENV)/triton36/installed
+	$(BIN)/python -m k3port.testing.xcompile --all --jobs $(JOBS)
+	PYTHONPATH=$(VENV)/triton36 $(BIN)/python -m k3port.testing.xcompile --all --jobs $(JOBS)
 
 # Every number that depends on the embedded checkpoint. WORK is the scratch folder of recipes/k3_nano/README.md.
 nano-numbers: $(VENV)/installed-dev
@@ -64,3 +70,8 @@ $(VENV)/installed-dev: $(INPUTS) | $(BIN)/python
 	@echo 'installing k3port and its development tools into $(VENV)'
 	@$(PIP) -e ".[dev]"
 	@touch $@ $(VENV)/installed
+
+# Beside the installed Triton, not in its place: PYTHONPATH chooses it.
+$(VENV)/triton36/installed: | $(BIN)/python
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --target $(VENV)/triton36 triton==3.6.0
+	@touch $@

@@ -177,7 +177,7 @@ VARIABLES: tuple[Variable, ...] = (
         "the name of a platform profile, such as cpu",
         "The platform to run on or plan for, like --platform.",
         str,
-        "cpu",
+        "cpu; a run takes this machine's GPU where every op has a kernel there",
     ),
     Variable(
         "K3PORT_PROFILES",

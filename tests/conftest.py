@@ -1,4 +1,5 @@
-"""Fixtures that several test folders share: the two tiny checkpoints, written once. Tests must not change them."""
+"""Fixtures that several test folders share (the two tiny checkpoints, written once; tests must not change them), and
+the closing table of what each part of the run took."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from part_times import part_times
 
 from k3port.testing.synthetic import tiny_k3_config, tiny_kimi_linear_config, write_checkpoint
 
@@ -21,3 +23,12 @@ def tiny_k3_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_linear_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("tiny") / "linear", tiny_kimi_linear_config())
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = [report for group in terminalreporter.stats.values() for report in group]
+    lines = part_times(reports)
+    if lines:
+        terminalreporter.section("what each part took")
+        for line in lines:
+            terminalreporter.line(line)

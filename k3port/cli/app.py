@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 import k3port
+from k3port.cli.bench import bench
 from k3port.cli.commands import Commands
 from k3port.cli.console import Console, OutputError
 from k3port.cli.doctor import doctor
@@ -75,7 +76,7 @@ def _add_help(command: click.Command) -> None:
         _add_help(child)
 
 
-for command in (run, plan, doctor, kernels):
+for command in (run, plan, doctor, kernels, bench):
     cli.add_command(command)
 _add_flag(cli, ["--version"], "Show the version and exit.", _show_version)
 _add_help(cli)

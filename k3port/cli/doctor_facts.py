@@ -21,11 +21,11 @@ from k3port.errors import CheckpointError, K3Error, UsageError
 from k3port.model.config import ModelConfig
 from k3port.oracle.checks import Facts, ModelFacts, SystemFacts, gib
 from k3port.oracle.detect import Detection
-from k3port.oracle.host import is_here
+from k3port.oracle.host import fitting_profiles, is_here
 from k3port.oracle.package_checks import MODULES, OPTIONAL
 from k3port.oracle.packages import host_versions, needed_packages
-from k3port.oracle.profile import Profile, check_kernels, get_profile, load_profiles, normalise
-from k3port.oracle.sources import Gpu, ask_child
+from k3port.oracle.profile import Profile, check_kernels, get_profile, load_profiles
+from k3port.oracle.sources import ask_child
 from k3port.oracle.spec import Plan
 from k3port.plugins import ENTRY_POINT_GROUP, Registry, default_registry
 from k3port.runtime.preflight import GENERATION_NAME, check_checkpoint, generation_eos_ids
@@ -201,19 +201,6 @@ def _platform(
         return _Choice(fitting[0], f"recognised by its architecture {fitting[0].arch}", names)
     reason = f"no platform is known for {gpus[0].device.arch}" if gpus else "no GPU is visible"
     return _Choice(profiles.get("cpu"), reason)
-
-
-def fitting_profiles(gpu: Gpu, profiles: Mapping[str, Profile]) -> list[Profile]:
-    """Platforms of a GPU's architecture. Name and memory only tell apart those that share it."""
-    device = gpu.device
-    same = [p for p in profiles.values() if (p.vendor, p.arch) == (device.vendor, device.arch)]
-    name = normalise(device.name)
-    named = [p for p in same if any(normalise(text) in name for text in (p.name, *p.aliases))]
-    if named:
-        # "H200" is in the name of an H200 NVL too: the longest match says most.
-        return [max(named, key=lambda p: max(len(t) for t in (p.name, *p.aliases) if normalise(t) in name))]
-    near = [p for p in same if device.memory_bytes and abs(p.memory_bytes / device.memory_bytes - 1) < 0.1]
-    return sorted(near or same, key=lambda p: p.name)
 
 
 def _plan(options: DoctorOptions, profile: Profile) -> tuple[Plan | None, str]:

@@ -10,7 +10,6 @@ from typing import Any
 
 from k3port import __version__
 from k3port.cli.console import Console
-from k3port.cli.devices import idle_gpus
 from k3port.cli.preview import plan_lines, plan_summary
 from k3port.cli.start import RunOptions, check, header
 from k3port.errors import K3Error, NumericsError, TokenizerError
@@ -56,8 +55,12 @@ class Timings:
             return None
         return (self.tokens - 1) / max(self.last - self.first, 1e-9)
 
-    def record(self) -> dict[str, Any]:
-        """As JSON values."""
+    def record(self, device_peak: int | None) -> dict[str, Any]:
+        """As JSON values.
+
+        Args:
+            device_peak: most bytes of GPU memory; None where the run was on the host.
+        """
         rounded = {
             "load_s": self.load_s,
             "ttft_s": self.ttft_s,
@@ -67,6 +70,7 @@ class Timings:
         return {
             **{key: None if value is None else round(value, 6) for key, value in rounded.items()},
             "peak_rss_bytes": peak_rss_bytes(),
+            "peak_device_bytes": device_peak,
         }
 
 
@@ -101,6 +105,7 @@ def generate(console: Console, options: RunOptions, prompt: str) -> None:
         max_requests=1,
         kv_tokens=options.context_tokens or DEFAULT_KV_TOKENS,
         threads=options.threads,
+        allow_reference=options.allow_reference,
     )
     timings.load_s = time.perf_counter() - begin
     _report_start(console, options, runtime)
@@ -134,22 +139,27 @@ def generate(console: Console, options: RunOptions, prompt: str) -> None:
         console.warn(f"the answer ended at the limit of the context, {limit} tokens")
     if console.json_mode:
         console.document(_document(console, options, runtime, answer, timings, len(prompt_ids)))
-    console.note(_closing_line(options, answer, timings, len(prompt_ids)))
+    console.note(_closing_line(options, answer, timings, len(prompt_ids), runtime.placement.peak_bytes()))
 
 
 def _report_start(console: Console, options: RunOptions, runtime: Runtime) -> None:
     for problem in (*runtime.registry.problems, *runtime.plan.warnings, *runtime.weights.notes):
         console.warn(problem)
+    # On a GPU the host only starts kernels, on one thread.
+    on_host = runtime.placement.on_host
+    place = (
+        f"threads {runtime.threads.describe()}" if on_host else f"{runtime.placement.name} {runtime.placement.device}"
+    )
     console.note(
         header(
             options,
             runtime.plan,
-            f"threads {runtime.threads.describe()}",
+            place,
             f"context {runtime.max_context_tokens}",
         )
     )
-    if not options.platform_was_given and (gpus := idle_gpus(runtime.registry.devices)):
-        console.note(gpus)
+    if runtime.note:
+        console.note(runtime.note)
     for line in plan_lines(runtime.plan):
         console.detail(line)
     for note in runtime.checkpoint.notes:
@@ -167,20 +177,24 @@ def _document(
         "finish_reason": answer.finish_reason,
         "prompt_tokens": prompt_tokens,
         "seed": options.sampling.seed,
-        "timings": timings.record(),
+        "timings": timings.record(runtime.placement.peak_bytes()),
         "plan": plan_summary(runtime.plan),
         "warnings": console.warnings,
         "notes": list(runtime.checkpoint.notes),
     }
 
 
-def _closing_line(options: RunOptions, answer: Answer, timings: Timings, prompt_tokens: int) -> str:
+def _closing_line(
+    options: RunOptions, answer: Answer, timings: Timings, prompt_tokens: int, device_peak: int | None
+) -> str:
     parts = [f"prompt {prompt_tokens} tok", f"answer {len(answer.token_ids)} tok"]
     if (ttft := timings.ttft_s) is not None:
         parts.append(f"TTFT {ttft * 1000:.0f} ms" if ttft < 1 else f"TTFT {ttft:.2f} s")
     if (rate := timings.tokens_per_s) is not None:
         parts.append(f"{rate:.1f} tok/s")
-    if (peak := peak_rss_bytes()) is not None:
+    if device_peak is not None:
+        parts.append(f"peak {device_peak / 2**30:.1f} GiB on the GPU")
+    elif (peak := peak_rss_bytes()) is not None:
         parts.append(f"peak {peak / 2**30:.1f} GiB")
     return " · ".join([*parts, answer.finish_reason, f"seed {options.sampling.seed}"])
 

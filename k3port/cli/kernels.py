@@ -1,4 +1,4 @@
-"""``k3port kernels``: the registry, and the whole trace of one op's choice."""
+"""``k3port kernels``: the registry, the whole trace of one op's choice, and the check of one kernel."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from k3port.cli.check import check
 from k3port.cli.commands import Commands
 from k3port.cli.console import Console
 from k3port.cli.options import TEXT
@@ -25,10 +26,10 @@ from k3port.runtime.planner import model_queries
 from k3port.runtime.platforms import find_profile
 
 
-@click.group(cls=Commands, invoke_without_command=True, short_help="List kernels, or explain the choice for one op.")
+@click.group(cls=Commands, invoke_without_command=True, short_help="List kernels, explain a choice, or check one.")
 @click.pass_context
 def kernels(ctx: click.Context) -> None:
-    """List the kernels that k3port knows, or explain the choice for one op."""
+    """List the kernels that k3port knows, explain the choice for one op, or check one kernel."""
     if ctx.invoked_subcommand is None:
         ctx.obj.page(ctx.get_help())
 
@@ -93,6 +94,9 @@ def explain(console: Console, op: str, **given: Any) -> None:
     for trace in traces:
         for line in _trace_lines(trace):
             console.line(line)
+
+
+kernels.add_command(check)
 
 
 def _known_op(op: str) -> None:

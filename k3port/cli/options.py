@@ -73,6 +73,9 @@ INPUT_FILE = ReadablePath()
 OUTPUT_FILE = FilePath()
 CONTEXT = click.IntRange(1, MAX_CONTEXT)
 COUNT = click.IntRange(1, MAX_COUNT)
+ALLOW_REFERENCE = click.option(
+    "--allow-reference", is_flag=True, help="On a GPU, run slow references where no kernel is built."
+)
 
 
 def parse_pins(options: tuple[str, ...]) -> dict[str, str]:

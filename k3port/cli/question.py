@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from k3port.cli.inputs import embedded_checkpoint
-from k3port.cli.options import CONTEXT, COUNT, INPUT, INPUT_FILE, MAX_DRAFTS, MODEL, TEXT, parse_pins
+from k3port.cli.options import ALLOW_REFERENCE, CONTEXT, COUNT, INPUT, INPUT_FILE, MAX_DRAFTS, MODEL, TEXT, parse_pins
 from k3port.errors import K3Error, UsageError
 from k3port.model.config import ModelConfig
 from k3port.model.config_file import K3_MODEL_TYPE, load_config
@@ -37,6 +37,7 @@ _MODEL = [
     ),
     click.option("--platform", type=TEXT, metavar="NAME", help="Profile of platforms.yaml. Default: cpu."),
     profiles_option,
+    ALLOW_REFERENCE,
     click.option("--dtype", type=click.Choice(DTYPES), help="Activation type. Default: the platform's."),
     click.option(
         "--kv-dtype", type=TEXT, metavar="TYPE", help="Type of the latent cache; fp8 is the platform's own flavour."
@@ -223,7 +224,15 @@ def ask(given: Mapping[str, Any], platform: str | None = None) -> Question:
     question = Question(
         model=model,
         profile=profile,
-        target=target_for(profile, registry, pins, given.get("packages"), here=here),
+        target=target_for(
+            profile,
+            registry,
+            pins,
+            given.get("packages"),
+            here=here,
+            # doctor asks without the option: it looks at the machine, and says what runs on references.
+            allow_reference=given.get("allow_reference", True),
+        ),
         work=work,
         registry=registry,
         pins=pins,

@@ -64,7 +64,9 @@ def why_not_lines(plan: Plan, *, verbose: bool = False) -> list[str]:
         seen: dict[Rejection, None] = {}
         for selection in (*would, *now):
             seen.update(dict.fromkeys(selection.rejected))
-        kept = [r for r in seen if verbose or r.code not in _PLAIN_CODES]
+        # That references need leave is news only where nothing else runs.
+        plain = _PLAIN_CODES if any(s.reason == GAP for s in now) else _PLAIN_CODES | {"REFERENCE"}
+        kept = [r for r in seen if verbose or r.code not in plain]
         if not kept:
             continue
         op = would[0]

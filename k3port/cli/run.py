@@ -13,7 +13,7 @@ import click
 from k3port.cli.console import Console
 from k3port.cli.inputs import BUILTIN_PROMPT, EMBEDDED_NAME, embedded_checkpoint, read_prompt
 from k3port.cli.interrupts import held
-from k3port.cli.options import CONTEXT, INPUT_FILE, MAX_SEED, MAX_TOKENS, MODEL, TEXT, parse_pins
+from k3port.cli.options import ALLOW_REFERENCE, CONTEXT, INPUT_FILE, MAX_SEED, MAX_TOKENS, MODEL, TEXT, parse_pins
 from k3port.cli.plan_file import read_plan
 from k3port.cli.start import RunOptions, check, header
 from k3port.errors import UsageError
@@ -21,14 +21,16 @@ from k3port.runtime.prepare import DTYPES
 from k3port.runtime.request import SamplingParams
 from k3port.settings import MAX_THREADS, Settings, get_settings, merge_pins
 
-DEFAULT_PLATFORM = "cpu"
 DEFAULT_TEMPERATURE = 0.8
 
 
 @click.command(short_help="Continue a prompt.")
 @click.argument("prompt", nargs=-1)
 @click.option("--model", type=MODEL, metavar="PATH", help=f"Checkpoint folder. Default: the embedded {EMBEDDED_NAME}.")
-@click.option("--platform", type=TEXT, metavar="NAME", help=f"Profile of platforms.yaml. Default: {DEFAULT_PLATFORM}.")
+@click.option(
+    "--platform", type=TEXT, metavar="NAME", help="Profile of platforms.yaml. Default: this machine's GPU, or cpu."
+)
+@ALLOW_REFERENCE
 @click.option("--profiles", multiple=True, type=INPUT_FILE, metavar="FILE", help="A file with own platforms.")
 @click.option("--dtype", type=click.Choice(DTYPES), help="Activation type. Default: the platform's.")
 @click.option(
@@ -142,8 +144,7 @@ def _options(given: Mapping[str, Any], settings: Settings) -> RunOptions:
     return RunOptions(
         model=model,
         model_name=model.resolve().name,
-        platform=platform or DEFAULT_PLATFORM,
-        platform_was_given=platform is not None,
+        platform=platform,
         dtype=dtype,
         # A saved plan names every kernel; pins of the environment are for other runs.
         kernels={} if saved is not None else merge_pins(settings.kernels, pins),
@@ -152,6 +153,7 @@ def _options(given: Mapping[str, Any], settings: Settings) -> RunOptions:
         threads=given["threads"] or settings.threads,
         context_tokens=given["context"],
         sampling=sampling,
+        allow_reference=given["allow_reference"],
     )
 
 
@@ -164,14 +166,13 @@ def _most_threads() -> int:
 def _dry_run(console: Console, options: RunOptions) -> None:
     from k3port import __version__
     from k3port.cli import preview
-    from k3port.cli.devices import idle_gpus
 
     found = check(options)
     for problem in (*found.registry.problems, *found.plan.warnings):
         console.warn(problem)
     console.note(header(options, found.plan))
-    if not options.platform_was_given and (gpus := idle_gpus(found.registry.devices)):
-        console.note(gpus)
+    if found.note:
+        console.note(found.note)
     for note in found.checkpoint.notes:
         console.detail(f"note: {note}")
     if console.json_mode:

@@ -22,8 +22,8 @@ class RunOptions:
 
     model: Path
     model_name: str
-    platform: str
-    platform_was_given: bool
+    platform: str | None
+    """None: this machine's GPU where it can run the model, else the CPU."""
     dtype: str | None
     kernels: Mapping[str, str]
     threads: int | None
@@ -31,6 +31,7 @@ class RunOptions:
     sampling: SamplingParams
     plan: Plan | None = None
     profiles: tuple[Path, ...] = ()
+    allow_reference: bool = False
 
 
 def check(options: RunOptions) -> Prepared:
@@ -52,6 +53,7 @@ def check(options: RunOptions) -> Prepared:
         max_requests=1,
         profiles=options.profiles,
         need_text=True,
+        allow_reference=options.allow_reference,
     )
 
 

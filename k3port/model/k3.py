@@ -16,21 +16,37 @@ from k3port.model.shapes import rank_dims
 from k3port.model.step import ModelState, Probe, Step
 from k3port.ops.table import OpTable
 
+Mixing = tuple[torch.Tensor, torch.Tensor] | tuple[None, None]
+"""Norm and projection of one mixture's sources; None without Attention Residuals."""
+
+
+def _mixing(config: ModelConfig, params: ParamReader, name: str) -> Mixing:
+    if config.attn_res_block is None:
+        return None, None
+    return params.tensor(f"{name}.norm"), params.tensor(f"{name}.proj")
+
 
 class Layer:
-    """One layer's sublayers and norms; how their outputs are added up is the model's business."""
+    """One layer's sublayers, norms and mixtures; how their outputs are added up is the model's business."""
 
-    __slots__ = ("attention", "attn_res", "index", "input_norm", "is_kda", "mlp", "mlp_res", "post_norm")
+    __slots__ = (
+        "attention",
+        "attn_res",
+        "index",
+        "input_norm",
+        "is_kda",
+        "mlp",
+        "mlp_res",
+        "post_norm",
+        "starts_block",
+    )
 
     def __init__(self, index: int, config: ModelConfig, dims: Any, params: ParamReader, table: OpTable) -> None:
         self.index = index
         self.is_kda = config.is_kda(index)
+        self.starts_block = config.attn_res_block is not None and index % config.attn_res_block == 0
         self.input_norm, self.post_norm = params.tensor("input_norm"), params.tensor("post_norm")
-        self.attn_res: tuple[torch.Tensor, torch.Tensor] | None = None
-        self.mlp_res: tuple[torch.Tensor, torch.Tensor] | None = None
-        if config.attn_res_block is not None:
-            self.attn_res = (params.tensor("attn_res.norm"), params.tensor("attn_res.proj"))
-            self.mlp_res = (params.tensor("mlp_res.norm"), params.tensor("mlp_res.proj"))
+        self.attn_res, self.mlp_res = _mixing(config, params, "attn_res"), _mixing(config, params, "mlp_res")
         self.attention: KdaAttention | MlaAttention
         if self.is_kda:
             assert config.kda is not None
@@ -70,9 +86,7 @@ class K3Model:
         self.embed = reader.tensor("embed.weight")
         self.first_id = tp_rank * dims.vocab
         self.layers = [Layer(i, config, dims, reader.below(f"layers.{i}."), table) for i in range(config.num_layers)]
-        self.output_res: tuple[torch.Tensor, torch.Tensor] | None = None
-        if config.attn_res_block is not None:
-            self.output_res = (reader.tensor("output_attn_res.norm"), reader.tensor("output_attn_res.proj"))
+        self.output_res = _mixing(config, reader, "output_attn_res")
         self.norm = reader.tensor("norm.weight")
         self.lm_head = reader.tensor("lm_head.weight")
         if reader.unread():
@@ -88,57 +102,42 @@ class K3Model:
         Returns:
             float32 logits ``[R, V]`` of the rows ``step.logit_rows``, the whole vocabulary on every rank.
         """
-        table = self.table
+        table, eps = self.table, self.config.norm_eps
         p_TD = table.all_reduce(table.embed(step.token_ids, self.embed, self.first_id))
-        if self.config.attn_res_block is None:
-            x_TD = self._residual_stream(p_TD, step, state, probe)
-        else:
-            x_TD = self._attention_residuals(p_TD, step, state, probe)
-        if probe is not None:
-            probe.final_mix(x_TD)
-        x_RD = table.rms_norm(x_TD[step.logit_rows], self.norm, self.config.norm_eps)
-        return table.all_gather(table.logits(x_RD, self.lm_head))
-
-    def _residual_stream(self, p_TD: torch.Tensor, step: Step, state: ModelState, probe: Probe | None) -> torch.Tensor:
-        """Ordinary pre-norm layers: each sublayer is added to one running sum."""
-        for layer in self.layers:
-            p_TD = p_TD + self._attention(layer, p_TD, step, state, probe)
-            p_TD = p_TD + self._mlp(layer, p_TD, probe)
-            if probe is not None:
-                probe.residual(layer.index, p_TD)
-        return p_TD
-
-    def _attention_residuals(
-        self, p_TD: torch.Tensor, step: Step, state: ModelState, probe: Probe | None
-    ) -> torch.Tensor:
-        """Each sublayer reads a mixture of the finished blocks and the running sum; a new block starts every
-        ``attn_res_block`` layers, after that layer's first mixture and before its attention."""
-        table, eps, block = self.table, self.config.norm_eps, self.config.attn_res_block
-        assert block is not None
         # One slot per block and none for the running sum, which must not be overwritten by the last block.
         bank_RTD = p_TD.new_empty(self.config.num_blocks, *p_TD.shape)
+        # What a sublayer gives is added by the mixture that follows it; until then it is pending.
+        pending_TD: torch.Tensor | None = None
         num_blocks = 0
         for layer in self.layers:
-            assert layer.attn_res is not None
-            assert layer.mlp_res is not None
-            x_TD = table.attn_res(bank_RTD[:num_blocks], p_TD, *layer.attn_res, eps) if num_blocks else p_TD
-            starts_block = layer.index % block == 0
-            if starts_block:
-                bank_RTD[num_blocks] = p_TD
+            start = layer.starts_block
+            h_TD = table.attn_res(p_TD, pending_TD, bank_RTD, num_blocks, start, *layer.attn_res, layer.input_norm, eps)
+            y_TD = self._attention(layer, h_TD, step, state, probe)
+            if start:
+                # The block before is finished and in the bank: the attention's output begins the new one.
                 num_blocks += 1
-            y_TD = self._attention(layer, x_TD, step, state, probe)
-            p_TD = y_TD if starts_block else p_TD + y_TD
-            x_TD = table.attn_res(bank_RTD[:num_blocks], p_TD, *layer.mlp_res, eps)
-            p_TD = p_TD + self._mlp(layer, x_TD, probe)
+                p_TD, pending_TD = y_TD, None
+            else:
+                pending_TD = y_TD
+            h_TD = table.attn_res(p_TD, pending_TD, bank_RTD, num_blocks, False, *layer.mlp_res, layer.post_norm, eps)
+            pending_TD = self._mlp(layer, h_TD, probe)
             if probe is not None:
-                probe.residual(layer.index, p_TD)
-        assert self.output_res is not None
-        return table.attn_res(bank_RTD[:num_blocks], p_TD, *self.output_res, eps)
+                probe.residual(layer.index, p_TD + pending_TD)
+        # No information crosses tokens any more: only the rows that need logits go on.
+        assert pending_TD is not None
+        rows = step.logit_rows
+        last = (p_TD[rows], pending_TD[rows], bank_RTD[:, rows], num_blocks, False, *self.output_res)
+        if probe is None:
+            x_RD = table.attn_res(*last, self.norm, eps)
+        else:
+            mix_RD = table.attn_res(*last, None, eps)
+            probe.final_mix(mix_RD)
+            x_RD = table.rms_norm(mix_RD, self.norm, eps)
+        return table.all_gather(table.logits(x_RD, self.lm_head))
 
     def _attention(
-        self, layer: Layer, x_TD: torch.Tensor, step: Step, state: ModelState, probe: Probe | None
+        self, layer: Layer, h_TD: torch.Tensor, step: Step, state: ModelState, probe: Probe | None
     ) -> torch.Tensor:
-        h_TD = self.table.rms_norm(x_TD, layer.input_norm, self.config.norm_eps)
         if isinstance(layer.attention, KdaAttention):
             y_TD = layer.attention(h_TD, state.kda[layer.index], step.segments)
         else:
@@ -148,8 +147,8 @@ class K3Model:
             probe.sublayer(layer.index, "attention", y_TD)
         return y_TD
 
-    def _mlp(self, layer: Layer, x_TD: torch.Tensor, probe: Probe | None) -> torch.Tensor:
-        z_TD = layer.mlp(self.table.rms_norm(x_TD, layer.post_norm, self.config.norm_eps))
+    def _mlp(self, layer: Layer, h_TD: torch.Tensor, probe: Probe | None) -> torch.Tensor:
+        z_TD = layer.mlp(h_TD)
         if probe is not None:
             probe.sublayer(layer.index, "mlp", z_TD)
         return z_TD

@@ -38,7 +38,10 @@ class ModelState:
 
 
 class Probe(Protocol):
-    """Watches a forward pass, for comparisons and tests; a run without one pays a single test per layer."""
+    """Watches a forward pass, for comparisons and tests; a run without one pays a single test per sublayer.
+
+    What it sees may be overwritten later in the step: it clones what it keeps.
+    """
 
     def sublayer(self, layer: int, name: str, value: torch.Tensor) -> None:
         """Sees ``attention`` and ``mlp`` outputs ``[T, D]`` before they are added to the residual stream."""
@@ -47,4 +50,4 @@ class Probe(Protocol):
         """Sees the running sum ``[T, D]`` after each layer (with Attention Residuals: of the current block)."""
 
     def final_mix(self, value: torch.Tensor) -> None:
-        """Sees the input ``[T, D]`` of the last norm."""
+        """Sees the input ``[R, D]`` of the last norm, for the rows that need logits."""

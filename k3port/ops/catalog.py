@@ -52,7 +52,7 @@ OPS: dict[str, OpInfo] = _ops(
     OpInfo("gated_norm", "per-head RMSNorm times a sigmoid gate", ("k3port.ops.norm:GATED_NORM",)),
     OpInfo(
         "attn_res",
-        "Attention Residuals mixture of banked blocks and the running sum",
+        "between sublayers: pending add, block write, mixture of blocks and running sum, RMSNorm",
         ("k3port.ops.residual:ATTN_RES",),
     ),
     OpInfo("situ_mul", "gated activation: SiTU or SwiGLU", ("k3port.ops.activation:SITU_MUL",)),

@@ -49,8 +49,8 @@ def _samples(dtype: torch.dtype, gen: torch.Generator) -> Iterator[Sample]:
         adversarial: bool = False,
         width: int = 4,
         draft: bool = False,
+        channels: int = 96,
     ) -> Sample:
-        channels = 96
         args = {
             "x": torch.randn(sum(lengths), channels, generator=gen).to(dtype),
             "weight": torch.randn(channels, width, generator=gen) * 0.5,
@@ -63,20 +63,25 @@ def _samples(dtype: torch.dtype, gen: torch.Generator) -> Iterator[Sample]:
     yield sample("shorter than the window", "prefill", [1, 2, 3], [3, 1, 2], adversarial=True)
     yield sample("packed with an empty request", "prefill", [5, 0, 64, 1], [2, 5, 1, 4], adversarial=True)
     yield sample("packed with padding", "prefill", [2, 3, 9], [1, 0, 2], adversarial=True)
-    yield sample("width 3", "prefill", [9], [1], width=3)
+    yield sample("around a chunk", "prefill", [31, 33, 1, 32], [4, 1, 3, 2], adversarial=True)
+    for width in (2, 3, 6):
+        yield sample(f"width {width}", "prefill", [9, 1], [1, 2], width=width)
+    yield sample("channels that fill no block", "prefill", [3, 2], [2, 1], adversarial=True, channels=1160)
     yield sample("decode", "decode", [1, 1, 1], [4, 2, 7])
     yield sample("decode with padding", "decode", [1, 1, 1, 1], [0, 3, 0, 1], adversarial=True)
+    yield sample("decode of width 2", "decode", [1] * 5, [5, 3, 4, 1, 2], width=2)
     yield sample("drafts", "decode", [1, 8, 3, 5], [2, 1, 0, 3], adversarial=True, draft=True)
+    yield sample("drafts of width 2", "decode", [4, 2], [1, 2], width=2, draft=True)
 
 
 def _check_delay(function: Callable[..., Any], dtype: torch.dtype, gen: torch.Generator) -> None:
     """Tap 0 alone delays by W-1 tokens, the last tap alone is the identity (before SiLU)."""
-    x = torch.randn(6, 8, generator=gen).to(dtype)
+    x = torch.randn(6, 16, generator=gen).to(dtype)
     silu = (x.float() * torch.sigmoid(x.float())).to(dtype)
     for tap, delay in ((0, 3), (3, 0)):
-        weight = torch.zeros(8, 4)
+        weight = torch.zeros(16, 4)
         weight[:, tap] = 1
-        tail = torch.zeros(2, 3, 8, dtype=dtype)
+        tail = torch.zeros(2, 3, 16, dtype=dtype)
         y = function(x.clone(), weight, tail, make_segment("prefill", [6], [1]))
         assert torch.equal(y[:delay], torch.zeros_like(y[:delay]))
         assert relative_rms(y[delay:], silu[: 6 - delay]) < 1e-2, f"tap {tap} must delay by {delay} tokens"
@@ -96,6 +101,43 @@ def _check_split(function: Callable[..., Any], dtype: torch.dtype, gen: torch.Ge
         assert torch.equal(tail, whole_tail)
 
 
+def _check_steps(function: Callable[..., Any], dtype: torch.dtype, gen: torch.Generator) -> None:
+    """Token by token, or as drafts, a sequence gives what one prefill gives; drafts leave the tail alone."""
+    x, weight = torch.randn(8, 16, generator=gen).to(dtype), torch.randn(16, 4, generator=gen)
+    start = torch.randn(2, 3, 16, generator=gen).to(dtype)
+    whole_tail = start.clone()
+    whole = function(x, weight, whole_tail, make_segment("prefill", [8], [1]))
+    tail = start.clone()
+    drafts = function(x, weight, tail, make_segment("decode", [8], [1], draft=True))
+    assert torch.equal(tail, start), "drafts may be rejected: the tail must stay"
+    assert relative_rms(drafts, whole) < 1e-3
+    steps = [function(cloned(x[t : t + 1]), weight, tail, make_segment("decode", [1], [1])) for t in range(8)]
+    assert relative_rms(torch.cat(steps), whole) < 1e-3
+    assert torch.equal(tail, whole_tail)
+
+
+def _check_null_slot(function: Callable[..., Any], dtype: torch.dtype, gen: torch.Generator) -> None:
+    """Nothing is read or written for padding, in all three modes: its inputs and the null slot may hold anything."""
+    weight = torch.randn(16, 4, generator=gen)
+    calls: tuple[tuple[Phase, list[int], bool], ...] = (
+        ("prefill", [5, 40, 2], False),
+        ("decode", [1, 1, 1], False),
+        ("decode", [3, 8, 1], True),
+    )
+    for phase, lengths, draft in calls:
+        segment = make_segment(phase, lengths, [2, NULL_SLOT, 1], draft=draft)
+        x = torch.randn(sum(lengths), 16, generator=gen).to(dtype)
+        begin, end = segment.spans()[1]
+        x[begin:end] = torch.nan
+        tail = torch.zeros(3, 3, 16, dtype=dtype)
+        tail[NULL_SLOT] = torch.nan
+        y = function(x, weight, tail, segment)
+        assert torch.equal(y[begin:end], torch.zeros_like(y[begin:end])), "rows of padding must be zero"
+        assert torch.isfinite(y).all()
+        assert tail[NULL_SLOT].isnan().all(), "the null slot must not be written"
+        assert torch.isfinite(tail[1:]).all()
+
+
 def _cost(axes: Mapping[str, int], itemsize: int) -> Cost:
     moved = (2 * axes["T"] + 2 * axes["B"] * (axes["W"] - 1)) * axes["P"] * itemsize + 4 * axes["P"] * axes["W"]
     return Cost(bytes=moved, flops=(2 * axes["W"] + 4) * axes["T"] * axes["P"])
@@ -112,5 +154,7 @@ SHORT_CONV = Contract(
     invariants=(
         Invariant("a tap is a delay", _check_delay),
         Invariant("split equals whole", _check_split),
+        Invariant("steps and drafts equal prefill", _check_steps),
+        Invariant("padding is neither read nor written", _check_null_slot),
     ),
 )

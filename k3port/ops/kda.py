@@ -207,7 +207,7 @@ KDA_CORE = Contract(
     samples=samples.core_samples,
     cost=_core_cost,
     # A float32 kernel may keep the state in another order of sums; the recurrence amplifies that a little.
-    tolerance={torch.float64: 2e-14, torch.float32: 5e-6, torch.bfloat16: 8e-3},
+    tolerance={torch.float64: 2e-14, torch.float32: 5e-6, torch.bfloat16: 8e-3, torch.float16: 1.5e-3},
     invariants=(
         Invariant("split equals whole", samples.check_core_split),
         Invariant("batch equals singles", samples.check_core_batch),
@@ -230,5 +230,5 @@ KDA = Contract(
     reference=kda,
     samples=lambda dtype, gen: samples.block_samples(dtype, gen, KdaParams, KdaState),
     cost=_block_cost,
-    tolerance={torch.float64: 2e-14, torch.float32: 4e-6, torch.bfloat16: 2e-2},
+    tolerance={torch.float64: 2e-14, torch.float32: 4e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3},
 )

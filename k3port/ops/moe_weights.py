@@ -72,8 +72,10 @@ def keep_stored(stored: StoredExperts, dtype: torch.dtype) -> StoredExperts:
 def stack_dense(stored: StoredExperts, dtype: torch.dtype) -> DenseExperts:
     """Expands every expert to ``dtype``, one matrix at a time: never more than the result and one expanded matrix."""
     width, latent = stored.width, stored.latent
-    gate_up = torch.empty(stored.num_experts, 2 * width, latent, dtype=dtype)
-    down = torch.empty(stored.num_experts, latent, width, dtype=dtype)
+    first = stored.gate[0]
+    device = first.packed.device if isinstance(first, Mxfp4Tensor) else first.device
+    gate_up = torch.empty(stored.num_experts, 2 * width, latent, dtype=dtype, device=device)
+    down = torch.empty(stored.num_experts, latent, width, dtype=dtype, device=device)
     for expert, (gate, up, out) in enumerate(zip(stored.gate, stored.up, stored.down, strict=True)):
         gate_up[expert, :width] = _dense(gate, dtype)
         gate_up[expert, width:] = _dense(up, dtype)

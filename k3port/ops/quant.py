@@ -6,6 +6,7 @@ The layout constants of the format live here and nowhere else.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 
 import torch
@@ -16,7 +17,11 @@ E2M1_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 SCALE_BIAS = 127
 SCALE_NAN = 255
 
-_E2M1 = torch.tensor([*E2M1_MAGNITUDES, *(-m for m in E2M1_MAGNITUDES)], dtype=torch.float64)
+
+@cache
+def _e2m1(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The 16 values by code; kept per device, so that expanding a matrix on a GPU does not wait for an upload."""
+    return torch.tensor([*E2M1_MAGNITUDES, *(-m for m in E2M1_MAGNITUDES)], dtype=dtype, device=device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,7 @@ def dequantize_mxfp4(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dty
             f"MXFP4 scale {tuple(scale.shape)} does not fit packed {tuple(packed.shape)}: "
             f"expected one byte per {GROUP_SIZE} elements, so [..., {num_in / GROUP_SIZE:g}]"
         )
-    table = _E2M1.to(dtype)
+    table = _e2m1(dtype, packed.device)
     codes = torch.stack((packed & 0xF, packed >> 4), dim=-1)
     values = table[codes.to(torch.int32)].reshape(*scale.shape, GROUP_SIZE)
     # Scales up to 2^127 times 6 overflow float32 only where the format itself leaves the range of float32.
@@ -99,7 +104,9 @@ def quantize_mxfp4(weight: torch.Tensor) -> Mxfp4Tensor:
     _, exponent = torch.frexp(largest)  # largest = m * 2^exponent, m in [0.5, 1)
     byte = torch.where(largest > 0, exponent - 3 + SCALE_BIAS, 0).clamp(0, SCALE_NAN - 1)
     scaled = groups.abs() / torch.ldexp(torch.ones_like(largest), byte - SCALE_BIAS).unsqueeze(-1)
-    middles = torch.tensor([(a + b) / 2 for a, b in pairwise(E2M1_MAGNITUDES)]).double()
+    middles = torch.tensor(
+        [(a + b) / 2 for a, b in pairwise(E2M1_MAGNITUDES)], dtype=torch.float64, device=weight.device
+    )
     code = torch.bucketize(scaled, middles)  # a tie takes the lower code ...
     tie_up = torch.isin(scaled, middles) & (code % 2 == 1)  # ... unless that one is odd
     code = code + tie_up + 8 * torch.signbit(groups)

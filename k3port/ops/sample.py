@@ -13,12 +13,22 @@ from k3port.ops.contract import Contract, Cost, Invariant, Sample
 
 @dataclass(frozen=True, slots=True)
 class SamplingTensors:
-    """One entry per row: ``temperature`` (0: greedy), ``top_k`` (0: off), ``top_p`` (1: off), ``min_p`` (0: off)."""
+    """One entry per row: ``temperature`` (0: greedy), ``top_k`` (0: off), ``top_p`` (1: off), ``min_p`` (0: off).
+
+    Attributes:
+        temperature, top_p, min_p: float64 ``[B]``.
+        top_k: int64 ``[B]``.
+        all_greedy: what the host knows of the rows, so that nobody reads the tensors back: every temperature is 0.
+            False where it does not know.
+        any_filter: some row that is not greedy has top-k or top-p. True where the host does not know.
+    """
 
     temperature: torch.Tensor
     top_k: torch.Tensor
     top_p: torch.Tensor
     min_p: torch.Tensor
+    all_greedy: bool = False
+    any_filter: bool = True
 
 
 def sample(logits: torch.Tensor, params: SamplingTensors, uniform: torch.Tensor) -> torch.Tensor:
@@ -38,9 +48,15 @@ def sample(logits: torch.Tensor, params: SamplingTensors, uniform: torch.Tensor)
         int64 ``[B]``.
     """
     ids = [
-        _sample_row(row, float(t), int(k), float(p), float(m), float(u))
+        _sample_row(row, t, k, p, m, u)
         for row, t, k, p, m, u in zip(
-            logits, params.temperature, params.top_k, params.top_p, params.min_p, uniform, strict=True
+            logits,
+            params.temperature.tolist(),
+            params.top_k.tolist(),
+            params.top_p.tolist(),
+            params.min_p.tolist(),
+            uniform.tolist(),
+            strict=True,
         )
     ]
     return torch.tensor(ids, dtype=torch.int64, device=logits.device)
@@ -58,14 +74,14 @@ def _sample_row(row: torch.Tensor, temperature: float, top_k: int, top_p: float,
             # A token stays while the tokens before it have not reached p: at least the first one stays.
             sorted_probs = probs[kept] / probs[kept].sum()
             before = sorted_probs.cumsum(0) - sorted_probs
-            kept = kept[(before < top_p) | (torch.arange(kept.numel()) == 0)]
+            kept = kept[(before < top_p) | (torch.arange(kept.numel(), device=row.device) == 0)]
         mask = torch.zeros_like(probs)
         mask[kept] = 1
         probs = probs * mask
     if min_p > 0:
         probs = torch.where(probs >= min_p * probs.max(), probs, 0.0)
     cumulative = probs.cumsum(0)
-    index = int(torch.searchsorted(cumulative, torch.tensor(u * float(cumulative[-1])).double(), right=True))
+    index = int(torch.searchsorted(cumulative, u * cumulative[-1:], right=True))
     # Rounding can push u * total onto the total itself; the last id with any probability is then meant.
     return min(index, int(probs.nonzero()[-1]))
 
@@ -76,14 +92,29 @@ def _params(rows: int, temperature: float, top_k: int = 0, top_p: float = 1.0, m
         top_k=torch.full((rows,), top_k, dtype=torch.int64),
         top_p=torch.full((rows,), top_p, dtype=torch.float64),
         min_p=torch.full((rows,), min_p, dtype=torch.float64),
+        all_greedy=temperature == 0,
+        any_filter=temperature > 0 and (top_k > 0 or top_p < 1),
+    )
+
+
+def _mixed_params(rows: int, filtered: bool) -> SamplingTensors:
+    """Another temperature and min-p in each row, every third row greedy; on request top-k and top-p in every second."""
+    row = torch.arange(rows)
+    on = (row % 2 == 0) & filtered
+    return SamplingTensors(
+        temperature=torch.where(row % 3 == 0, 0.0, 0.5 + 0.2 * row.double()),
+        top_k=torch.where(on, 3 + row, 0),
+        top_p=torch.where(on, 0.9, 1.0).double(),
+        min_p=torch.where(row % 4 == 1, 0.05, 0.0).double(),
+        any_filter=filtered,
     )
 
 
 def _samples(dtype: torch.dtype, gen: torch.Generator) -> Iterator[Sample]:
     rows, vocab = 7, 300
     settings: dict[str, dict[str, Any]] = {
-        "greedy": {"temperature": 0.0},
         "temperature": {"temperature": 0.7},
+        "greedy": {"temperature": 0.0},
         "top-k": {"temperature": 1.0, "top_k": 20},
         "top-p": {"temperature": 1.0, "top_p": 0.9},
         "min-p": {"temperature": 1.3, "min_p": 0.1},
@@ -96,6 +127,18 @@ def _samples(dtype: torch.dtype, gen: torch.Generator) -> Iterator[Sample]:
             "uniform": torch.rand(rows, generator=gen, dtype=torch.float64),
         }
         yield Sample(name, args)
+    few = torch.randint(0, 3, (rows, vocab), generator=gen).float()
+    draws = torch.rand(rows, generator=gen, dtype=torch.float64)
+    yield Sample("greedy ties", {"logits": few, "params": _params(rows, 0.0), "uniform": draws}, adversarial=True)
+    yield Sample("min-p ties", {"logits": few, "params": _params(rows, 1.0, min_p=1.0), "uniform": draws}, True)
+    for filtered in (False, True):
+        args = {
+            # More ids than a kernel holds at once, and no round number of them.
+            "logits": torch.randn(rows, 2310, generator=gen) * 2,
+            "params": _mixed_params(rows, filtered),
+            "uniform": draws,
+        }
+        yield Sample(f"greedy and drawn rows, {'with' if filtered else 'no'} top-k", args, adversarial=True)
     edge = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
     spread = torch.linspace(-80, 80, vocab).repeat(2, 1)
     yield Sample("edges of uniform", {"logits": spread, "params": _params(2, 1.0), "uniform": edge}, True)
@@ -108,7 +151,7 @@ def _samples(dtype: torch.dtype, gen: torch.Generator) -> Iterator[Sample]:
 def _check_distribution(function: Callable[..., Any], dtype: torch.dtype, gen: torch.Generator) -> None:
     """An even grid of uniform numbers reproduces the distribution."""
     logits = torch.tensor([[1.0, 0.0, 2.0, -1.0, 0.5]])
-    rows = 2000
+    rows = 40
     uniform = (torch.arange(rows, dtype=torch.float64) + 0.5) / rows
     ids = function(logits.expand(rows, -1), _params(rows, 0.8), uniform)
     counts = torch.bincount(ids, minlength=5).double() / rows

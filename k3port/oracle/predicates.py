@@ -31,6 +31,9 @@ def satisfies(version: str, requirement: str) -> bool:
         return False
 
 
+LEAVE = "--allow-reference"
+"""The option that lets fallbacks run on a GPU."""
+
 CHECK_FAILED = "its own check failed"
 """How the detail of a refusal begins where the kernel's check raised: a fault of the kernel, which plans warn about."""
 
@@ -86,6 +89,8 @@ def _reasons(spec: KernelSpec, query: OpQuery, target: Target, built_only: bool)
     first, last = spec.window(query, target)
     if query.tokens[0] < first or (last is not None and (query.tokens[1] is None or query.tokens[1] > last)):
         yield "TOKENS", f"serves steps of {first} to {'any' if last is None else last} tokens", ""
+    if spec.needs_leave(target) and not target.allow_reference:
+        yield "REFERENCE", "runs on a GPU only where references are allowed: right, and slow", LEAVE
     yield "DISABLED", target.disabled.get(spec.name, ""), ""
     yield "PROBE_FAILED", target.failed_probes.get(spec.name, ""), "k3port doctor --probe"
     if built_only and not spec.is_built:

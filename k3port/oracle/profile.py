@@ -83,6 +83,7 @@ class Profile:
         *,
         missing_symbols: frozenset[str] = frozenset(),
         disabled: Mapping[str, str] | None = None,
+        allow_reference: bool = True,
     ) -> Target:
         """The platform as a target of the resolver.
 
@@ -91,6 +92,7 @@ class Profile:
             packages_source: where they come from, for messages.
             missing_symbols: what the installed packages lack.
             disabled: kernels to leave out beside those of the profile, with the reason.
+            allow_reference: whether fallbacks may run on a GPU.
         """
         versions = self.packages if packages is None else packages
         return Target(
@@ -112,6 +114,7 @@ class Profile:
             preferences=self.kernels,
             disabled={**self.disable, **(disabled or {})},
             missing_symbols=missing_symbols,
+            allow_reference=allow_reference,
         )
 
 

@@ -150,7 +150,8 @@ def _cell(query: OpQuery, specs: Iterable[KernelSpec], target: Target, pin: str 
     pin_reaches = pin is not None
     for spec in specs:
         rejection = reject(spec, query, target, built_only=built_only)
-        if rejection is None:
+        # Who names a reference asks for it.
+        if rejection is None or (rejection.code == "REFERENCE" and spec.name == pin):
             accepted.append(spec)
         else:
             rejected.append(rejection)
@@ -240,7 +241,16 @@ def _selection(
     return replace(
         base,
         kernel=spec.name,
-        reason="; ".join(filter(None, (_reason(spec, cell, pinned, target), spec.note and spec.note(query, target)))),
+        reason="; ".join(
+            filter(
+                None,
+                (
+                    _reason(spec, cell, pinned, target),
+                    "a reference, allowed on this GPU" if spec.needs_leave(target) else "",
+                    spec.note and spec.note(query, target),
+                ),
+            )
+        ),
         rejected=(*cell.rejected, *extra),
         layouts=dict(spec.layouts),
         version=f"{package} {target.packages[package]}" if package in target.packages else "",

@@ -59,6 +59,7 @@ class Target:
         disabled: why, by kernel name.
         failed_probes: what a probe on this very machine found, by kernel name.
         missing_symbols: ``package.module:name`` entries that the installed packages lack; empty when not looked up.
+        allow_reference: whether fallbacks may run on an accelerator; on a CPU they always may.
     """
 
     platform: str
@@ -71,6 +72,7 @@ class Target:
     disabled: Mapping[str, str] = field(default_factory=dict)
     failed_probes: Mapping[str, str] = field(default_factory=dict)
     missing_symbols: frozenset[str] = frozenset()
+    allow_reference: bool = True
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,8 @@ class KernelSpec:
         parts: fine ops that a composite calls.
         covers: fine ops that a fused kernel does itself.
         tokens: token counts that it serves, or a function of query and target (message sizes of collectives).
+        fallback: readable code that is right everywhere and fast nowhere: an accelerator takes it only where the
+            target allows it, or a pin names it. Composites are none, and neither is what does nothing on one rank.
         graph_safe: whether it may be captured into a graph.
         rounds: what it rounds activations to beyond their dtype (``mxfp8``); a query must allow it.
         padding: what it rounds up for a query, None where nothing.
@@ -226,6 +230,7 @@ class KernelSpec:
     parts: tuple[str, ...] = ()
     covers: tuple[str, ...] = ()
     tokens: Tokens | Callable[[OpQuery, Target], Tokens] = ALL_TOKENS
+    fallback: bool = False
     graph_safe: bool = True
     deterministic: bool = True
     rounds: str = ""
@@ -242,6 +247,10 @@ class KernelSpec:
     @property
     def is_built(self) -> bool:
         return bool(self.load)
+
+    def needs_leave(self, target: Target) -> bool:
+        """Whether it is a fallback that would run on an accelerator."""
+        return self.fallback and target.device.vendor != "cpu"
 
     def window(self, query: OpQuery, target: Target) -> Tokens:
         return self.tokens(query, target) if callable(self.tokens) else self.tokens
@@ -267,6 +276,7 @@ RejectionCode = Literal[
     "DISABLED",
     "LAYOUT",
     "NOT_BUILT",
+    "REFERENCE",
     "PROBE_FAILED",
     "NUMERICS",
     "NOT_PINNED",

@@ -62,7 +62,8 @@ class ForcedRouting:
             )
         self._position[layer] = begin + h.shape[0]
         rows = slice(begin, begin + h.shape[0])
-        return self.expert_ids[layer, rows], self.weights[layer, rows].to(torch.promote_types(h.dtype, torch.float32))
+        weights = self.weights[layer, rows].to(h.device, torch.promote_types(h.dtype, torch.float32))
+        return self.expert_ids[layer, rows].to(h.device), weights
 
 
 def start_sequence(overrides: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from k3port.ops.segment import make_segment
 from k3port.oracle.spec import KernelSpec, Plan
 from k3port.runtime.binding import Op, bind_table
 from k3port.runtime.compare import FirstBadOpError, LayerCounter, check_finite, start_sequence
+from k3port.runtime.placement import Placement
 from k3port.runtime.pools import PAGE_TOKENS, Pools
 from k3port.runtime.request import Request
 
@@ -28,6 +29,7 @@ def first_bad_op(
     kernels: Mapping[str, KernelSpec],
     overrides: Mapping[str, Op],
     dtype: torch.dtype,
+    placement: Placement,
 ) -> str:
     """Repeats a request with every op's result checked, and says in one sentence which was the first to fail.
 
@@ -36,7 +38,14 @@ def first_bad_op(
     """
     table = bind_table(plan, kernels, overrides=overrides, wrap=check_finite)
     model = K3Model(config, params, table)
-    pools = Pools(config, dims, num_requests=1, num_tokens=max(request.capacity_tokens, 1), dtype=dtype)
+    pools = Pools(
+        config,
+        dims,
+        num_requests=1,
+        num_tokens=max(request.capacity_tokens, 1),
+        dtype=dtype,
+        device=placement.device,
+    )
     slot, pages = pools.states.allocate(), pools.pages.allocate(pools.pages.num_pages)
     ids = [*request.prompt_ids, *request.output_ids]
     lengths = [*request.prefill_chunks, *([1] * len(request.output_ids))]
@@ -47,6 +56,7 @@ def first_bad_op(
         counter = LayerCounter()
         segment = make_segment(phase, [length], [slot], [context], [pages], PAGE_TOKENS)
         step = Step(torch.tensor(ids[context : context + length]), (segment,), torch.tensor([length - 1]))
+        step, _ = placement.step(step)
         context += length
         try:
             model.forward(step, pools.model_state, counter)

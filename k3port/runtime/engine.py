@@ -13,6 +13,7 @@ from k3port.model.step import Step
 from k3port.ops.sample import SamplingTensors
 from k3port.ops.segment import Segment, make_segment
 from k3port.ops.table import OpTable
+from k3port.runtime.placement import Placement
 from k3port.runtime.pools import PAGE_TOKENS, Pools, pages_for
 from k3port.runtime.request import Emitted, FinishReason, Request
 
@@ -21,6 +22,7 @@ class Engine:
     """Runs requests over one model and its pools; a step serves decoding rows and one chunk of prefill together.
 
     Args:
+        placement: where model and pools lie.
         diagnose: called with a request whose logits are not finite; names the first op that produced such values.
         prefill_chunk_tokens: most prompt tokens in one step, over all requests.
     """
@@ -30,12 +32,13 @@ class Engine:
         model: K3Model,
         table: OpTable,
         pools: Pools,
+        placement: Placement,
         *,
         prefill_chunk_tokens: int,
         diagnose: Callable[[Request], str],
         on_step: Callable[[Step], None] | None = None,
     ) -> None:
-        self.model, self.table, self.pools = model, table, pools
+        self.model, self.table, self.pools, self.placement = model, table, pools, placement
         self.prefill_chunk_tokens = prefill_chunk_tokens
         self.diagnose = diagnose
         self.on_step = on_step
@@ -105,13 +108,15 @@ class Engine:
                 ready.append(request)
                 rows.append(len(token_ids) - 1)
         step = Step(torch.tensor(token_ids), tuple(segments), torch.tensor(rows, dtype=torch.int64))
+        # Whatever the step needs goes to the device at once, its sampling included: one upload, then one answer back.
+        step, sampling = self.placement.step(step, *_sampling_numbers(ready))
         if self.on_step is not None:
             self.on_step(step)
         logits = self.model.forward(step, self.pools.model_state)
         for request, length in [*((r, 1) for r in decoding), *chunks]:
             request.num_cached += length
         if ready:
-            self._emit(ready, logits)
+            self._emit(ready, logits, sampling)
 
     def _admit(self) -> None:
         """First come, first served: a request enters when a slot and all the pages it can need are free."""
@@ -144,23 +149,25 @@ class Engine:
             start,
         )
 
-    def _emit(self, ready: list[Request], logits: torch.Tensor) -> None:
-        finite = torch.isfinite(logits).all(dim=-1).tolist()
-        for request, ok in zip(ready, finite, strict=True):
+    def _emit(self, ready: list[Request], logits: torch.Tensor, sampling: tuple[torch.Tensor, ...]) -> None:
+        *params, uniform = sampling
+        finite = torch.isfinite(logits).all(dim=-1)
+        # Rows that are not finite are drawn from as zeros and thrown away: leaving them out would take another wait.
+        drawable = torch.where(finite.unsqueeze(-1), logits, 0.0)
+        asked = [request.params for request in ready]
+        settings = SamplingTensors(
+            *params,
+            all_greedy=all(p.temperature == 0 for p in asked),
+            any_filter=any(p.temperature > 0 and (p.top_k > 0 or p.top_p < 1) for p in asked),
+        )
+        ids = self.table.sample(drawable, settings, uniform)
+        token_ids, good = torch.stack((ids, finite.to(ids.dtype))).tolist()
+        for request, token_id, ok in zip(ready, token_ids, good, strict=True):
             if not ok:
                 # Diagnosed before its memory goes back: the replay needs the request as it was.
                 request.inbox.append(Emitted(request, None, "error", self.diagnose(request)))
                 self._finish(request)
-        good = [i for i, ok in enumerate(finite) if ok]
-        if not good:
-            return
-        requests = [ready[i] for i in good]
-        ids = self.table.sample(
-            logits if len(good) == len(ready) else logits[good],
-            _sampling_tensors(requests),
-            torch.tensor([request.next_uniform() for request in requests], dtype=torch.float64),
-        ).tolist()
-        for request, token_id in zip(requests, ids, strict=True):
+                continue
             reason: FinishReason | None = None
             if token_id in request.stop_ids:
                 reason = "stop"
@@ -182,11 +189,13 @@ class Engine:
         request.pages = []
 
 
-def _sampling_tensors(requests: list[Request]) -> SamplingTensors:
+def _sampling_numbers(requests: list[Request]) -> tuple[torch.Tensor, ...]:
+    """The fields of :class:`SamplingTensors`, then the uniform numbers: one entry per request each."""
     params = [request.params for request in requests]
-    return SamplingTensors(
-        temperature=torch.tensor([p.temperature for p in params], dtype=torch.float64),
-        top_k=torch.tensor([p.top_k for p in params], dtype=torch.int64),
-        top_p=torch.tensor([p.top_p for p in params], dtype=torch.float64),
-        min_p=torch.tensor([p.min_p for p in params], dtype=torch.float64),
+    return (
+        torch.tensor([p.temperature for p in params], dtype=torch.float64),
+        torch.tensor([p.top_k for p in params], dtype=torch.int64),
+        torch.tensor([p.top_p for p in params], dtype=torch.float64),
+        torch.tensor([p.min_p for p in params], dtype=torch.float64),
+        torch.tensor([request.next_uniform() for request in requests], dtype=torch.float64),
     )

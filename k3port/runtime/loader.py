@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import mmap
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from k3port.errors import CheckpointError, UsageError
+from k3port.errors import CapacityError, CheckpointError, UsageError
 from k3port.model.shapes import RankDims, rank_dims
 from k3port.model.text_tensors import expert_prefix, layer_prefix
 from k3port.model.weights import EXPERTS, Param, Piece, embedding_params, expert_columns, head_params, layer_params
 from k3port.ops.moe_weights import ExpertMatrix, StoredExperts, keep_stored
 from k3port.ops.quant import GROUP_SIZE, SCALE_NAN, Mxfp4Tensor
+from k3port.runtime.placement import HOST, Placement, open_placement
 from k3port.runtime.preflight import Checkpoint
 
 _TORCH_DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "U8": torch.uint8}
@@ -52,36 +53,49 @@ def load_weights(
     pack_experts: PackExperts,
     tp_rank: int = 0,
     tp_size: int = 1,
+    placement: Placement | None = None,
 ) -> Weights:
     """Loads one rank's weights.
 
-    Memory: the result plus at most one layer (what ``pack_experts`` needs beside its result comes on top).
+    Memory: the result plus at most one layer (what ``pack_experts`` needs beside its result comes on top). On a GPU
+    all of that is device memory; of host memory only the pages of the files that are being copied are used.
 
     Args:
         checkpoint: from :func:`k3port.runtime.preflight.check_checkpoint`.
         dtype: the compute type: float32, bfloat16, or float64 for tests. Parameters of kind ``float32`` ignore it.
-        pack_experts: given by the MoE kernel that the plan chose, called once per MoE layer.
+        pack_experts: given by the MoE kernel that the plan chose, called once per MoE layer, with experts that lie on
+            the device already.
+        placement: where the weights go; None: host memory.
 
     Raises:
         UsageError: ``dtype`` or ``tp_rank`` is none of the legal ones.
         ConfigError: the model cannot be split over ``tp_size`` ranks.
-        CheckpointError: a file changed after it was checked, or the scales of experts that are packed hold NaN.
+        CheckpointError: a file changed after it was checked, or the scales of experts that are copied hold NaN.
+        CapacityError: the memory of the GPU does not suffice.
     """
     if dtype not in COMPUTE_DTYPES:
         names = ", ".join(str(d).removeprefix("torch.") for d in COMPUTE_DTYPES)
         raise UsageError(f"cannot compute in {str(dtype).removeprefix('torch.')}", hint=f"compute types: {names}")
     config = checkpoint.config
     dims = rank_dims(config, tp_rank, tp_size, mxfp4=checkpoint.mxfp4)
-    loader = _Loader(checkpoint, dtype)
-    loader.load(embedding_params(dims))
-    loader.load(head_params(config, dims))
-    if config.tie_embeddings:
-        loader.params["lm_head.weight"] = loader.params["embed.weight"]
-    for layer in range(config.num_layers):
-        loader.load(layer_params(config, layer, dims))
-        if config.is_moe(layer):
-            loader.load_experts(layer, dims, pack_experts)
-        loader.finish_layer()
+    loader = _Loader(checkpoint, dtype, placement or open_placement(HOST))
+    layer = -1
+    try:
+        loader.load(embedding_params(dims))
+        loader.load(head_params(config, dims))
+        if config.tie_embeddings:
+            loader.params["lm_head.weight"] = loader.params["embed.weight"]
+        for layer in range(config.num_layers):
+            loader.load(layer_params(config, layer, dims))
+            if config.is_moe(layer):
+                loader.load_experts(layer, dims, pack_experts)
+            loader.finish_layer()
+    except torch.OutOfMemoryError as exc:
+        raise CapacityError(
+            f"the weights do not fit into the GPU's memory: layer {layer} of {config.num_layers} failed",
+            reasons=[str(exc).splitlines()[0]],
+            hint="end other programs that use the GPU, or plan for more GPUs: k3port plan",
+        ) from exc
     return Weights(loader.params, loader.bytes_by_kind, loader.mapped_bytes, tuple(loader.notes))
 
 
@@ -106,8 +120,8 @@ def _refuse_nan_scales(names: list[str], stored: StoredExperts, checkpoint: Chec
 
 
 class _Loader:
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
-        self.checkpoint, self.dtype = checkpoint, dtype
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, placement: Placement) -> None:
+        self.checkpoint, self.dtype, self.placement = checkpoint, dtype, placement
         self.params: dict[str, torch.Tensor | object] = {}
         self.bytes_by_kind = {"model": 0, "float32": 0, "experts": 0}
         self.mapped_bytes = 0
@@ -130,9 +144,15 @@ class _Loader:
             up=[self._expert_rows(name + "w3", quantised, start, stop) for name in names],
             down=[self._expert_columns(name + "w2", quantised, start, stop) for name in names],
         )
-        if pack is not keep_stored:
+        if pack is not keep_stored or not self.placement.on_host:
             # Only where the bytes are read anyway: looking for NaN must not page in a checkpoint that stays mapped.
             _refuse_nan_scales(names, stored, self.checkpoint)
+        if not self.placement.on_host:
+            stored = StoredExperts(
+                gate=self._copied_experts(stored.gate),
+                up=self._copied_experts(stored.up),
+                down=self._copied_experts(stored.down),
+            )
         packed = pack(stored, self.dtype)
         self.params[prefix + EXPERTS] = packed
         self.bytes_by_kind["experts"] += int(getattr(packed, "nbytes", 0))
@@ -150,9 +170,10 @@ class _Loader:
         dtype = self.dtype if param.kind == "model" else torch.float32
         if len(param.pieces) == 1:
             source = self._piece(param, param.pieces[0])
-            if source.dtype == dtype and source.shape == param.shape and source.is_contiguous():
+            same = source.dtype == dtype and source.shape == param.shape and source.is_contiguous()
+            if same and self.placement.on_host:
                 return source
-        result = torch.empty(param.shape, dtype=dtype)
+        result = torch.empty(param.shape, dtype=dtype, device=self.placement.device)
         row = 0
         for piece in param.pieces:
             source = self._piece(param, piece)
@@ -174,8 +195,23 @@ class _Loader:
     def _copy(target: torch.Tensor, source: torch.Tensor, file: _MappedFile) -> None:
         step = max(1, _CHUNK_BYTES // max(1, target[:1].nbytes))
         for start in range(0, target.shape[0], step):
-            target[start : start + step] = source[start : start + step]
+            target[start : start + step].copy_(source[start : start + step])
             file.drop_pages()
+
+    def _copied_experts(self, matrices: Sequence[ExpertMatrix]) -> list[ExpertMatrix]:
+        """The same matrices of all experts on the device, one behind the other in one piece of memory per part."""
+        if isinstance(matrices[0], Mxfp4Tensor):
+            quantised = [m for m in matrices if isinstance(m, Mxfp4Tensor)]
+            packed, scale = (self._stacked([getattr(m, part) for m in quantised]) for part in ("packed", "scale"))
+            return [Mxfp4Tensor(*parts) for parts in zip(packed, scale, strict=True)]
+        return list(self._stacked([m for m in matrices if isinstance(m, torch.Tensor)]))
+
+    def _stacked(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        first = tensors[0]
+        result = torch.empty(len(tensors), *first.shape, dtype=first.dtype, device=self.placement.device)
+        for number, tensor in enumerate(tensors):
+            result[number].copy_(tensor)
+        return result
 
     def _check_padding(self, name: str, values: torch.Tensor) -> None:
         assert self.checkpoint.config.kda is not None

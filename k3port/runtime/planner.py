@@ -116,9 +116,9 @@ def _direct_axes(config: ModelConfig, work: Workload) -> dict[str, Mapping[str, 
         "all_gather": {"V": dims.vocab, "ranks": tp},
         "sample": {"V": config.vocab_size},
         "dense_mlp": {**hidden, "I": dims.dense_width or dims.shared_width},
+        # An ordinary residual stream has no blocks: add and norm.
+        "attn_res": {**hidden, "R": config.num_blocks},
     }
-    if config.attn_res_block is not None:
-        ops["attn_res"] = {**hidden, "R": config.num_blocks}
     if config.kda is not None:
         ops["kda"] = {
             "H": dims.kda_heads,
@@ -210,7 +210,7 @@ def make_plan(
         pp=work.pp,
         memory=memory,
         digests={"k3port": __version__, "model": model_digest(config)},
-        warnings=(*plan.warnings, *_warnings(plan, group, per_node)),
+        warnings=(*plan.warnings, *_warnings(plan, group, per_node), *_slow(plan, specs, target)),
     )
 
 
@@ -231,6 +231,14 @@ def _warnings(plan: Plan, group: Group, per_node: int) -> list[str]:
     if group.tp > per_node:
         warnings.append(f"tp {group.tp} reaches over nodes of {per_node}: every layer waits for the network twice")
     return warnings
+
+
+def _slow(plan: Plan, specs: Iterable[KernelSpec], target: Target) -> list[str]:
+    """One sentence that names the ops that run on references on a GPU, or nothing."""
+    slow = {spec.name for spec in specs if spec.needs_leave(target)}
+    if ops := sorted({s.op for s in plan.selections if s.kernel in slow}):
+        return [f"{', '.join(ops)} run on references on {plan.platform}: right, and far slower than kernels"]
+    return []
 
 
 def model_digest(config: ModelConfig) -> str:

@@ -16,17 +16,25 @@ from k3port.runtime.terms import PAGE_TOKENS
 class StatePool:
     """One KDA state per request and layer. Slot 0 is the null slot, which no request gets."""
 
-    def __init__(self, config: ModelConfig, dims: RankDims, num_requests: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        dims: RankDims,
+        num_requests: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
         self.layers: dict[int, KdaState] = {}
         self.num_slots = num_requests + 1
         for layer in sorted(config.kda_layers):
-            conv = torch.zeros(self.num_slots, dims.conv_width - 1, 3 * dims.kda_width, dtype=dtype)
+            conv = torch.zeros(self.num_slots, dims.conv_width - 1, 3 * dims.kda_width, dtype=dtype, device=device)
             recurrent = torch.zeros(
                 self.num_slots,
                 dims.kda_heads,
                 dims.kda_head_dim,
                 dims.kda_head_dim,
                 dtype=torch.float64 if dtype == torch.float64 else torch.float32,
+                device=device,
             )
             self.layers[layer] = KdaState(conv, recurrent)
         self._free = list(range(num_requests, NULL_SLOT, -1))
@@ -61,12 +69,15 @@ class StatePool:
 class PagePool:
     """Pages of 64 cache rows, shared by all requests; a request's pages are the same numbers in every MLA layer."""
 
-    def __init__(self, config: ModelConfig, num_tokens: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: ModelConfig, num_tokens: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+    ) -> None:
         self.num_pages = pages_for(num_tokens)
         width = config.mla.cache_dim if config.mla is not None else 0
-        # torch.zeros: the system commits a page of memory only when it is first written.
+        # torch.zeros: the system commits a page of host memory only when it is first written.
         self.layers = {
-            layer: torch.zeros(self.num_pages, PAGE_TOKENS, width, dtype=dtype) for layer in config.mla_layers
+            layer: torch.zeros(self.num_pages, PAGE_TOKENS, width, dtype=dtype, device=device)
+            for layer in config.mla_layers
         }
         self._free = list(range(self.num_pages - 1, -1, -1))
 
@@ -91,16 +102,26 @@ class PagePool:
 class Pools:
     """Both pools, and the view of them that a model gets.
 
+    Args:
+        device: where they lie.
+
     Raises:
         CapacityError: the memory cannot be had.
     """
 
     def __init__(
-        self, config: ModelConfig, dims: RankDims, *, num_requests: int, num_tokens: int, dtype: torch.dtype
+        self,
+        config: ModelConfig,
+        dims: RankDims,
+        *,
+        num_requests: int,
+        num_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
     ) -> None:
         try:
-            self.states = StatePool(config, dims, num_requests, dtype)
-            self.pages = PagePool(config, num_tokens, dtype)
+            self.states = StatePool(config, dims, num_requests, dtype, device)
+            self.pages = PagePool(config, num_tokens, dtype, device)
         except (MemoryError, RuntimeError) as exc:
             # torch reports a failed allocation as a RuntimeError.
             raise CapacityError(

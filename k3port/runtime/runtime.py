@@ -23,6 +23,7 @@ from k3port.runtime.compare import ForcedRouting, start_sequence
 from k3port.runtime.diagnose import first_bad_op
 from k3port.runtime.engine import Engine
 from k3port.runtime.loader import Weights, load_weights
+from k3port.runtime.placement import HOST, Placement, open_placement
 from k3port.runtime.pools import PAGE_TOKENS, Pools, pages_for
 from k3port.runtime.preflight import Checkpoint
 from k3port.runtime.prepare import prepare
@@ -58,11 +59,16 @@ class Runtime:
         overrides: Mapping[str, Op] | None = None,
         threads: int | None = None,
         table: OpTable | None = None,
+        placement: Placement | None = None,
+        note: str = "",
     ) -> None:
         self.checkpoint, self.weights, self.plan, self.registry = checkpoint, weights, plan, registry
         self.config: ModelConfig = checkpoint.config
         self.tokenizer = tokenizer
         self.dtype = dtype
+        self.placement = placement or open_placement(HOST)
+        self.note = note
+        self.closed = False
         self.overrides = check_overrides(overrides)
         self._limits = {
             "max_requests": check_size("max_requests", max_requests),
@@ -75,7 +81,14 @@ class Runtime:
         self.table = table or bind_table(plan, self.kernels, overrides=self.overrides)
         self.model = K3Model(self.config, weights.params, self.table)
         self.max_context_tokens = min(self.config.max_context_tokens, pages_for(kv_tokens) * PAGE_TOKENS)
-        self.pools = Pools(self.config, self.dims, num_requests=max_requests, num_tokens=kv_tokens, dtype=dtype)
+        self.pools = Pools(
+            self.config,
+            self.dims,
+            num_requests=max_requests,
+            num_tokens=kv_tokens,
+            dtype=dtype,
+            device=self.placement.device,
+        )
         self.threads = PhaseThreads.choose(
             weights, threads or get_settings().threads, longest_step=prefill_chunk_tokens
         )
@@ -84,9 +97,11 @@ class Runtime:
             self.model,
             self.table,
             self.pools,
+            self.placement,
             prefill_chunk_tokens=prefill_chunk_tokens,
             diagnose=self._diagnose,
-            on_step=self.threads.apply,
+            # On a GPU the host only starts kernels: more threads would do nothing.
+            on_step=self.threads.apply if self.placement.on_host else None,
         )
 
     @classmethod
@@ -94,7 +109,7 @@ class Runtime:
         cls,
         model: str | Path,
         *,
-        platform: str = "cpu",
+        platform: str | None = "cpu",
         dtype: str | None = None,
         kernels: Mapping[str, str] | None = None,
         plan: Plan | None = None,
@@ -105,12 +120,14 @@ class Runtime:
         kv_tokens: int = DEFAULT_KV_TOKENS,
         prefill_chunk_tokens: int = DEFAULT_PREFILL_CHUNK,
         threads: int | None = None,
+        allow_reference: bool = False,
     ) -> Runtime:
         """Checks the checkpoint, makes the plan, then loads the weights: what cannot work fails before any weight.
 
         Args:
             model: folder of a checkpoint in the official layout.
-            platform: a profile of ``platforms.yaml``.
+            platform: a profile of ``platforms.yaml``; None takes this machine's GPU where it is recognised and every
+                op has a kernel there, else the CPU (the attribute ``note`` then says why).
             dtype: ``float32``, ``bfloat16`` or ``float64``; None takes the platform's default.
             kernels: pins, kernel name by op or ``op@phase``; they come before those of ``K3PORT_KERNELS``.
             plan: a saved plan that this run must follow; one for another model, platform or version is refused.
@@ -121,6 +138,7 @@ class Runtime:
             kv_tokens: size of the latent cache over all requests.
             prefill_chunk_tokens: most prompt tokens of one step.
             threads: CPU threads for both phases; None takes ``K3PORT_THREADS``, or else chooses per phase.
+            allow_reference: whether ops without a built kernel may run on slow references on a GPU.
 
         Raises:
             K3Error: the subclass says what: ConfigError, CheckpointError, PlanError, UsageError, TokenizerError.
@@ -145,12 +163,16 @@ class Runtime:
             kv_tokens=kv_tokens,
             max_requests=max_requests,
             prefill_chunk_tokens=prefill_chunk_tokens,
+            allow_reference=allow_reference,
         )
         checkpoint, plan, registry = prepared.checkpoint, prepared.plan, prepared.registry
         specs = {spec.name: spec for spec in registry.kernels}
         # Bound before any weight is read: a kernel that cannot be loaded or called must not be found after 1.5 TB.
         table = bind_table(plan, specs, overrides=overrides)
-        weights = load_weights(checkpoint, dtype=DTYPES[plan.dtype], pack_experts=pack_function(plan, specs))
+        placement = open_placement(prepared.device, plan.memory.total_bytes if plan.memory else 0)
+        weights = load_weights(
+            checkpoint, dtype=DTYPES[plan.dtype], pack_experts=pack_function(plan, specs), placement=placement
+        )
         return cls(
             checkpoint,
             weights,
@@ -164,7 +186,27 @@ class Runtime:
             overrides=overrides,
             threads=threads,
             table=table,
+            placement=placement,
+            note=prepared.note,
         )
+
+    def close(self) -> None:
+        """Gives the memory of weights, states and cache back; the runtime cannot be used afterwards.
+
+        A runtime that :meth:`forced` made shares the weights: they go when the last of the two is closed.
+        """
+        if self.closed:
+            return
+        self.closed = True
+        self.threads.restore()
+        del self._engine, self.model, self.pools, self.weights
+        self.placement.release()
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -219,8 +261,9 @@ class Runtime:
             chunk_tokens: prefill in chunks of this size; None: in one.
 
         Returns:
-            float32 ``[T, vocab]`` (float64 for a float64 runtime).
+            float32 ``[T, vocab]`` (float64 for a float64 runtime), on the runtime's device.
         """
+        self._check_open()
         prompts = as_prompts(token_ids)
         if len(prompts) != 1 or isinstance(prompts[0], str):
             raise UsageError("logits takes one list of token ids", hint="encode text with runtime.tokenizer")
@@ -234,8 +277,9 @@ class Runtime:
             for begin in range(0, len(ids), chunk):
                 part = ids[begin : begin + chunk]
                 segment = make_segment("prefill", [len(part)], [slot], [begin], [pages], PAGE_TOKENS)
-                step = Step(torch.tensor(part), (segment,), torch.arange(len(part)))
-                self.threads.apply(step)
+                step, _ = self.placement.step(Step(torch.tensor(part), (segment,), torch.arange(len(part))))
+                if self.placement.on_host:
+                    self.threads.apply(step)
                 parts.append(self.model.forward(step, self.pools.model_state, probe))
             return torch.cat(parts)
         finally:
@@ -245,13 +289,19 @@ class Runtime:
 
     def forced(self, expert_ids: torch.Tensor, weights: torch.Tensor) -> Runtime:
         """This model with the router's choices replayed from ``[MoE layers, T, X]``, for one sequence."""
+        self._check_open()
         overrides = {**self.overrides, "moe_route": ForcedRouting(expert_ids, weights)}
         common = (self.checkpoint, self.weights, self.plan, self.registry, self.tokenizer, self.dtype)
-        return Runtime(*common, overrides=overrides, **self._limits)
+        return Runtime(*common, overrides=overrides, placement=self.placement, **self._limits)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise UsageError("the runtime is closed", hint="load the model again")
 
     def _requests(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[Request]:
+        self._check_open()
         many = as_prompts(prompts)
         each = as_params(params, len(many))
         inbox: deque[Emitted] = deque()
@@ -301,6 +351,7 @@ class Runtime:
         start_sequence(self.overrides)
         try:
             while left:
+                self._check_open()
                 inbox = requests[0].inbox
                 if not inbox:
                     self._engine.step()
@@ -309,9 +360,10 @@ class Runtime:
                 left -= emitted.finish_reason is not None
                 yield self._event(emitted, decoders[emitted.request.index])
         finally:
-            self._engine.cancel(requests)
-            if self._engine.idle:
-                self.threads.restore()
+            if not self.closed:
+                self._engine.cancel(requests)
+                if self._engine.idle:
+                    self.threads.restore()
 
     def _event(self, emitted: Emitted, decoder: TextStream | None) -> TokenEvent:
         text = ""
@@ -333,6 +385,7 @@ class Runtime:
             self.kernels,
             self.overrides,
             self.dtype,
+            self.placement,
         )
 
 

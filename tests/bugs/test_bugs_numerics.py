@@ -266,16 +266,20 @@ def test_b52_blocks_are_counted_in_layers_and_the_final_mix_comes_before_the_nor
     assert config.num_blocks == 8
     params: dict[str, Any] = {p.name: torch.zeros(p.shape) for p in runtime_params(config)}
     params |= {f"layers.{i}.moe.experts": None for i in range(93) if config.is_moe(i)}
+    # All norms keep what they get, up to its size.
+    params |= {name: torch.ones(64) for name in params if name == "norm.weight" or name.endswith("_norm")}
     seen: list[torch.Tensor] = []
-    normed: list[torch.Tensor] = []
+    last: list[torch.Tensor] = []
 
-    def attn_res(blocks: torch.Tensor, partial: torch.Tensor, *args: Any) -> torch.Tensor:
-        seen.append(torch.cat((blocks, partial.unsqueeze(0))).mean(dim=(1, 2)).clone())
-        return kernel(blocks, partial, *args)
-
-    def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        normed.append(x.clone())
-        return x
+    def attn_res(
+        partial: torch.Tensor, pending: torch.Tensor | None, blocks: torch.Tensor, num_blocks: int, *args: Any
+    ) -> torch.Tensor:
+        *between, norm_weight, eps = args
+        total = partial if pending is None else partial + pending
+        seen.append(torch.cat((blocks[:num_blocks], total.unsqueeze(0))).mean(dim=(1, 2)))
+        if norm_weight is model.norm:
+            last.append(kernel(partial.clone(), pending, blocks, num_blocks, *between, None, eps))
+        return kernel(partial, pending, blocks, num_blocks, *args)
 
     ops: dict[str, Op] = dict.fromkeys(SLOTS, lambda *_: pytest.fail("an op that this test replaces was called"))
     ops |= {
@@ -284,7 +288,6 @@ def test_b52_blocks_are_counted_in_layers_and_the_final_mix_comes_before_the_nor
         "all_gather": lambda x: x,
         "logits": lambda x, weight: x,
         "attn_res": attn_res,
-        "rms_norm": rms_norm,
     }
     attention = {i: float(i + 1) for i in range(93)}
     mlp = {i: 0.25 * (i + 1) for i in range(93)}
@@ -304,23 +307,22 @@ def test_b52_blocks_are_counted_in_layers_and_the_final_mix_comes_before_the_nor
 
     both = {i: attention[i] + mlp[i] for i in range(93)}
     blocks = [1000.0, *(sum(both[i] for i in range(12 * (k - 1), 12 * k)) for k in range(1, 8))]
-    # Sources of every mixture: step 1 of each layer but the first, step 6 of each layer, then the last.
+    # Sources of every mixture: step 1 of each layer, step 6 of each layer, then the last.
     wanted: list[list[float]] = []
     for i in range(93):
         started, begin = -(-i // 12), i - i % 12
         running = 1000.0 if i == 0 else sum(both[j] for j in range(begin if i % 12 else begin - 12, i))
-        if i:
-            wanted.append([*blocks[:started], running])
+        wanted.append([*blocks[:started], running])
         running = attention[i] + (running if i % 12 else 0)
         wanted.append([*blocks[: i // 12 + 1], running])
     wanted.append([*blocks, sum(both[i] for i in range(84, 93))])
-    assert len(seen) == len(wanted) == 186
+    assert len(seen) == len(wanted) == 187
     for sources, expected in zip(seen, wanted, strict=True):
         assert sources.tolist() == pytest.approx(expected, rel=1e-6)
     assert len(wanted[-1]) == 9
     # Zero scores mix evenly; the last norm sees that mixture, and nothing mixes after it.
-    assert len(normed) == 1
-    assert torch.allclose(normed[0], torch.full((2, 64), sum(wanted[-1]) / 9))
-    assert torch.equal(logits, normed[0])
+    assert len(last) == 1
+    assert torch.allclose(last[0], torch.full((2, 64), sum(wanted[-1]) / 9))
+    assert torch.allclose(logits, torch.ones(2, 64))
     assert [name for name, _ in order] == ["attention", "mlp"] * 93
-    assert order[-1][1] == 185, "the last mixture comes after the last layer"
+    assert order[-1][1] == 186, "the last mixture comes after the last layer"

@@ -61,7 +61,8 @@ def test_explain_shows_the_choice_and_each_candidate(k3port: Any, k3: Path) -> N
     assert result.code == 0
     sizes = "H 12, C 512, N 128, R 64, V 128, page 64; bfloat16, bfloat16; tp 8, ep 1"
     assert result.out.startswith(f"mla_attend_decode: {sizes}\n")
-    assert "  runs now (all tokens): reference.mla_attend_absorbed: " in result.out
+    assert "  runs now (all tokens): none: no kernel fits" in result.out
+    assert re.search(r"^  reference\.mla_attend_absorbed: REFERENCE .*\n    hint: --allow-reference$", result.out, re.M)
     assert "  would run (all tokens): rocm.aiter_mla_asm: " in result.out
     names = re.findall(r"^  (\w+\.\w+): ", result.out, re.M)
     assert sorted(names) == sorted(s.name for s in default_registry().kernels if s.op == "mla_attend")
@@ -71,6 +72,13 @@ def test_explain_shows_the_choice_and_each_candidate(k3port: Any, k3: Path) -> N
     assert "\n    padding: 12 heads padded to 16" in asm
     assert "\n    layouts: mla_cache = paged:latent" in asm
     assert re.search(r"^  cuda\.flashinfer_mla_trtllm: VENDOR needs nvidia", result.out, re.M)
+
+
+def test_explain_with_references_allowed(k3port: Any, k3: Path) -> None:
+    asked = ("kernels", "explain", "mla_attend@decode", "--model", k3, "--platform", "mi355", "--allow-reference")
+    (now,) = [line for line in k3port(*asked).out.splitlines() if line.startswith("  runs now")]
+    assert now.startswith("  runs now (all tokens): reference.mla_attend_absorbed: ")
+    assert now.endswith("; a reference, allowed on this GPU")
 
 
 def test_explain_gives_hints_and_windows(k3port: Any, k3: Path) -> None:
@@ -138,9 +146,9 @@ def test_the_group_alone_shows_its_commands(k3port: Any) -> None:
 
 
 def test_an_op_that_the_model_does_not_use(k3port: Any, tiny_linear_folder: Path) -> None:
-    result = k3port("kernels", "explain", "attn_res", "--model", tiny_linear_folder)
+    result = k3port("kernels", "explain", "vision_patch", "--model", tiny_linear_folder)
     assert result.code == ExitCode.USAGE
-    assert "linear does not use attn_res" in result.err
+    assert "linear does not use vision_patch" in result.err
 
 
 def test_no_torch(k3: Path) -> None:

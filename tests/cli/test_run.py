@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import shutil
@@ -14,10 +13,8 @@ from typing import Any
 
 import pytest
 
-from k3port import plugins
-from k3port.cli import devices, inputs
+from k3port.cli import inputs
 from k3port.cli.run import DTYPES
-from k3port.oracle.spec import Device
 
 SHORT = ("-n", "8", "--seed", "7")
 CLOSING = re.compile(
@@ -189,22 +186,6 @@ def test_the_embedded_model_needs_no_prompt(
         result = k3port("run", "-n", "2", stdin=stdin)
         assert (result.code, bool(result.out)) == (0, True)
         assert f'no prompt: continuing the built-in one, "{inputs.BUILTIN_PROMPT}"' in result.err
-
-
-def test_a_gpu_that_is_not_used_is_mentioned(
-    k3port: Any, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gpu = Device("nvidia", "unknown", "Test GPU", "fake")
-    registry = dataclasses.replace(plugins.make_registry(entry_points=False), devices=(gpu,))
-    monkeypatch.setattr("k3port.runtime.prepare.default_registry", lambda: registry)
-    line = "1 NVIDIA GPU is present; no GPU kernels in this version: running on cpu"
-    for more in ((), ("--dry-run",)):
-        common = ("run", "Hello", "--model", tiny_checkpoint, "-n", "1", *more)
-        assert line in k3port(*common).err.splitlines()
-        assert line not in k3port(*common, "--platform", "cpu").err
-    both = devices.idle_gpus([gpu, gpu, Device("amd", "gfx950", "x", "fake"), Device("cpu", "cpu", "cpu", "detected")])
-    assert both.startswith("2 NVIDIA and 1 AMD GPUs are present;")
-    assert devices.idle_gpus([]) == ""
 
 
 def test_text_is_streamed(spawn: Callable[..., subprocess.Popen[bytes]], tiny_checkpoint: Path) -> None:

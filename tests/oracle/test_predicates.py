@@ -19,6 +19,7 @@ from k3port.oracle.spec import (
     Requires,
     Target,
 )
+from k3port.plugins import make_registry
 
 TARGET = Target(
     "test-gpu",
@@ -235,8 +236,35 @@ def test_codes_of_the_resolver() -> None:
     assert plan_codes([first, same, core], pins={"kda": "a.first"}) == {"NOT_PINNED", "COVERED"}
 
 
+def test_references_need_leave_on_an_accelerator() -> None:
+    strict = replace(TARGET, allow_reference=False)
+    slow = KernelSpec("reference.x", "linear", "n:n", "", fallback=True)
+    refusal = ask(slow, target=strict)
+    assert (refusal.code, refusal.hint) == ("REFERENCE", "--allow-reference")
+    assert reject(slow, QUERY, TARGET) is None
+    assert reject(replace(slow, fallback=False), QUERY, strict) is None
+    on_cpu = replace(strict, device=Device("cpu", "cpu", "cpu", "fake"))
+    assert reject(slow, QUERY, on_cpu) is None
+    query = OpQuery("linear", None, {}, "bfloat16")
+    assert resolve([query], [slow], strict, allow_gaps=True).gaps()
+    (chosen,) = resolve([query], [slow], TARGET).selections
+    assert (chosen.kernel, chosen.reason) == (
+        "reference.x",
+        "the only kernel that fits; a reference, allowed on this GPU",
+    )
+    (pinned,) = resolve([query], [slow], strict, pins={"linear": "reference.x"}).selections
+    assert (pinned.kernel, pinned.reason.partition(";")[0]) == ("reference.x", "pinned")
+
+
+def test_composites_and_what_does_nothing_are_no_fallbacks() -> None:
+    slow = {spec.name for spec in make_registry(entry_points=False).kernels if spec.fallback}
+    assert {name.partition(".")[0] for name in slow} == {"reference"}
+    assert {"reference.linear", "reference.mla_attend_absorbed", "reference.moe_experts"} <= slow
+    assert not slow & {f"reference.{op}" for op in ("kda", "moe", "dense_mlp", "all_reduce", "all_gather")}
+
+
 def test_every_code_has_a_test() -> None:
     here = {code for _, code, _ in LIMITS}
     here |= {"PHASE", "TOKENS", "SYMBOL_MISSING", "GRAPH", "DETERMINISM", "DISABLED", "PROBE_FAILED", "NOT_BUILT"}
-    here |= {"NUMERICS", "LAYOUT", "OUTRANKED", "COVERED", "NOT_PINNED"}
+    here |= {"NUMERICS", "LAYOUT", "OUTRANKED", "COVERED", "NOT_PINNED", "REFERENCE"}
     assert here == set(get_args(RejectionCode))

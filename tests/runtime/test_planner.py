@@ -70,7 +70,7 @@ def test_an_unbounded_gate_is_an_axis():
     linear = parse_config(tiny_kimi_linear_config())
     axes = {q.slot: q.axes for q in model_queries(linear, Workload("float32"))}
     assert axes["kda_decode"]["bounded"] == 0
-    assert "attn_res" not in axes
+    assert axes["attn_res"] == {"D": linear.hidden_size, "R": 0}, "add and norm: no blocks"
 
 
 def test_only_kernels_of_experts_attention_and_sums_may_round():

@@ -194,11 +194,28 @@ def situ(uncapped_linear: bool = False, sigmoid_of_capped: bool = False) -> Call
 def mixture(normalised_sources: bool = False, without_gamma: bool = False) -> Callable[[Op], Op]:
     """Attention Residuals, right with no switch set."""
 
-    def attn_res(blocks: Tensor, partial: Tensor, gamma: Tensor, w: Tensor, eps: float) -> Tensor:
-        sources = torch.cat((blocks, partial.unsqueeze(0)))
+    def attn_res(
+        partial: Tensor,
+        pending: Tensor | None,
+        blocks: Tensor,
+        num_blocks: int,
+        write_block: bool,
+        gamma: Tensor | None,
+        w: Tensor | None,
+        norm_weight: Tensor | None,
+        eps: float,
+    ) -> Tensor:
+        p = partial if pending is None else partial + pending
+        (blocks[num_blocks] if write_block else partial).copy_(p)
+        sources = torch.cat((blocks[:num_blocks], p.unsqueeze(0)))
         normed = sources * torch.rsqrt(sources.square().mean(dim=-1, keepdim=True) + eps)
-        scores = (normed * (w if without_gamma else gamma * w)).sum(dim=-1, keepdim=True)
-        return (scores.softmax(dim=0) * (normed if normalised_sources else sources)).sum(dim=0)
+        # One source takes all of the sum, whatever its score.
+        query = torch.zeros(()) if gamma is None or w is None else w if without_gamma else gamma * w
+        scores = (normed * query).sum(dim=-1, keepdim=True)
+        # The models of the parity data leave a mixture of one source out.
+        mixed = normed if normalised_sources and num_blocks else sources
+        x = (scores.softmax(dim=0) * mixed).sum(dim=0)
+        return x if norm_weight is None else F.rms_norm(x, norm_weight.shape, norm_weight, eps)
 
     return lambda _: attn_res
 

@@ -14,6 +14,7 @@ from builtin_kernels import REGISTRY, reference_pins
 from k3port.model.config_file import load_config
 from k3port.model.k3 import K3Model
 from k3port.model.step import Step
+from k3port.ops.contract import relative_rms
 from k3port.ops.moe import RouterParams
 from k3port.ops.segment import make_segment
 from k3port.runtime.binding import bind_table
@@ -95,3 +96,13 @@ def run(runtime: Runtime, ids: Sequence[int], chunks: Sequence[int] | None = Non
         cache={i: pool[pages].flatten(0, 1)[: len(ids)] for i, pool in pools.pages.layers.items()},
         routing=routing,
     )
+
+
+def routed_error(runtime: Runtime, ids: Sequence[int], exact: Run) -> float:
+    """Relative RMS of the logits against those of another run, with that run's experts: a router's near tie that falls
+    the other way in a shorter type is no error of a kernel."""
+    if not exact.routing:
+        return relative_rms(runtime.logits(ids).cpu(), exact.logits)
+    experts, weights = (torch.stack(list(part)) for part in zip(*exact.routing, strict=True))
+    forced = runtime.forced(experts, weights)
+    return relative_rms(forced.logits(ids).cpu(), exact.logits)

@@ -75,24 +75,36 @@ def check_gates(kda_gate: Op, dtype: torch.dtype) -> None:
 
 @golden("AttnRes example", "attn_res")
 def check_attn_res(attn_res: Op, dtype: torch.dtype) -> None:
-    blocks = torch.tensor([[[1.0, 2, 3, 4]], [[0.0, -1, 1, 0]]], dtype=dtype)
-    partial = torch.tensor([[2.0, 0, -2, 1]], dtype=dtype)
+    """The published mixture; then as three uses of the op: sum in place, block written, norm behind it."""
+    blocks = torch.tensor([[[1.0, 2, 3, 4]], [[0.0, -1, 1, 0]], [[7.0, 7, 7, 7]]], dtype=dtype)
+    total = torch.tensor([[2.0, 0, -2, 1]], dtype=dtype)
     gamma, w = torch.tensor([1.0, 1, 2, 1], dtype=dtype), torch.tensor([0.5, -0.25, 0.1, 0], dtype=dtype)
-    close(attn_res(blocks, partial, gamma, w, 1e-5), [[0.91401045, 0.12974146, 0.57081505, 1.39883595]], dtype, scale=2)
+    mix = [0.91401045, 0.12974146, 0.57081505, 1.39883595]
+    close(attn_res(total.clone(), None, blocks.clone(), 2, False, gamma, w, None, 1e-5), [mix], dtype, scale=2)
     # Unit rows out of reach of each other show the weights themselves.
     weights = [0.26909449, 0.40844753, 0.32245798]
     scores = [0.21908888, 0.63638974, 0.39999911]
-    total = sum(math.exp(s) for s in scores)
-    assert all(abs(math.exp(s) / total - a) < 1e-8 for s, a in zip(scores, weights, strict=True))
+    sum_of_exp = sum(math.exp(s) for s in scores)
+    assert all(abs(math.exp(s) / sum_of_exp - a) < 1e-8 for s, a in zip(scores, weights, strict=True))
+    # 0.5 is exact in every dtype.
+    partial, pending = total - 0.5, torch.full_like(total, 0.5)
+    norm_weight = torch.tensor([1.0, 2, 0.5, -1], dtype=dtype)
+    rms = math.sqrt(sum(x * x for x in mix) / 4 + 1e-5)
+    normed = [x / rms * n for x, n in zip(mix, norm_weight.tolist(), strict=True)]
+    for write in (False, True):
+        p, bank = partial.clone(), blocks.clone()
+        close(attn_res(p, pending, bank, 2, write, gamma, w, norm_weight, 1e-5), [normed], dtype, scale=2)
+        assert torch.equal(p, partial if write else total)
+        assert torch.equal(bank, torch.cat((blocks[:2], total.unsqueeze(0))) if write else blocks)
 
 
 @golden("AttnRes of equal sources is the source", "attn_res")
 def check_attn_res_equal(attn_res: Op, dtype: torch.dtype) -> None:
     source = torch.tensor([[3.0, -1.0, 0.5, 2.0]], dtype=dtype)
-    blocks = source.expand(3, 1, 4)
+    blocks = source.repeat(3, 1, 1)
     ones = torch.ones(4, dtype=dtype)
-    close(attn_res(blocks, source, ones, 2 * ones, 1e-5), source.tolist(), dtype)
-    close(attn_res(blocks[:0], source, ones, ones, 1e-5), source.tolist(), dtype, what="no blocks")
+    close(attn_res(source, None, blocks, 3, False, ones, 2 * ones, None, 1e-5), source.tolist(), dtype)
+    close(attn_res(source, None, blocks, 0, False, ones, ones, None, 1e-5), source.tolist(), dtype, what="no blocks")
 
 
 @golden("router example", "moe_route")

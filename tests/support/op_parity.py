@@ -90,7 +90,7 @@ def check_attn_res(attn_res: Op, dtype: torch.dtype) -> float:
     data, worst = bundle("attn_res", dtype), Worst(dtype)
     blocks, partial = data["sources"][:, :8].transpose(0, 1), data["sources"][:, 8]
     for sources in range(1, 10):
-        mix = attn_res(blocks[: sources - 1], partial, data["gamma"], data["w"][0], 1e-5)
+        mix = attn_res(partial, None, blocks, sources - 1, False, data["gamma"], data["w"][0], None, 1e-5)
         worst(mix, data[f"mix_{sources}"], f"{sources} sources")
     return worst.error
 

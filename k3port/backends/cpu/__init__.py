@@ -53,7 +53,7 @@ KERNELS: tuple[KernelSpec, ...] = (
         name="cpu.attn_res",
         op="attn_res",
         load="k3port.backends.cpu.dense:attn_res",
-        doc="float32 without conversions, the sum as a product",
+        doc="float32 without conversions, mixture as a product, torch rms_norm",
         requires=Requires(vendors=("cpu",), dtypes=("float32",)),
         priority=PRIORITY_PORTABLE,
     ),

@@ -21,7 +21,8 @@ def short_conv_chunk(x: torch.Tensor, weight: torch.Tensor, tail: torch.Tensor, 
             continue
         length = end - begin
         window = torch.cat((tail[slot].to(x.dtype), x[begin:end]))
-        tail[slot] = window[length:].to(tail.dtype)
+        if not segment.draft:
+            tail[slot] = window[length:].to(tail.dtype)
         wide = window.to(acc)
         y = wide[:length] * taps[0]
         for j in range(1, width):
@@ -31,7 +32,9 @@ def short_conv_chunk(x: torch.Tensor, weight: torch.Tensor, tail: torch.Tensor, 
 
 
 def short_conv_step(x: torch.Tensor, weight: torch.Tensor, tail: torch.Tensor, segment: Segment) -> torch.Tensor:
-    """See :func:`k3port.ops.conv.short_conv`, for one token per request."""
+    """See :func:`k3port.ops.conv.short_conv`: one token per request at once, drafts request by request."""
+    if segment.draft:
+        return short_conv_chunk(x, weight, tail, segment)
     if segment.has_padding:
         return short_conv(x, weight, tail, segment)
     acc = accumulation_dtype(x)

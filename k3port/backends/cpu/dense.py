@@ -19,12 +19,28 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def attn_res(
-    blocks: torch.Tensor, partial: torch.Tensor, gamma: torch.Tensor, w: torch.Tensor, eps: float
+    partial: torch.Tensor,
+    pending: torch.Tensor | None,
+    blocks: torch.Tensor,
+    num_blocks: int,
+    write_block: bool,
+    res_norm: torch.Tensor,
+    res_proj: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    eps: float,
 ) -> torch.Tensor:
     """See :func:`k3port.ops.residual.attn_res`; one token takes its weighted sum as a matrix product."""
-    sources = torch.cat((blocks, partial.unsqueeze(0)))
-    inv_rms = sources.square().mean(dim=-1).add_(eps).rsqrt_()
-    weights = torch.softmax((sources @ (gamma * w)).mul_(inv_rms), dim=0)
-    if partial.shape[0] == 1:
-        return weights.T @ sources[:, 0]
-    return torch.einsum("rt,rtd->td", weights, sources)
+    x = partial if pending is None or write_block else partial.add_(pending)
+    if write_block:
+        x = blocks[num_blocks]
+        if pending is None:
+            x.copy_(partial)
+        else:
+            torch.add(partial, pending, out=x)
+    if num_blocks:
+        # A block that was just written lies behind the finished ones already.
+        sources = blocks[: num_blocks + 1] if write_block else torch.cat((blocks[:num_blocks], x.unsqueeze(0)))
+        inv_rms = sources.square().mean(dim=-1).add_(eps).rsqrt_()
+        weights = torch.softmax((sources @ (res_norm * res_proj)).mul_(inv_rms), dim=0)
+        x = weights.T @ sources[:, 0] if x.shape[0] == 1 else torch.einsum("rt,rtd->td", weights, sources)
+    return x if norm_weight is None else F.rms_norm(x, norm_weight.shape, norm_weight, eps)

@@ -9,6 +9,6 @@ from k3port.ops.sample import SamplingTensors, sample
 
 def sample_batched(logits: torch.Tensor, params: SamplingTensors, uniform: torch.Tensor) -> torch.Tensor:
     """See :func:`k3port.ops.sample.sample`."""
-    if not params.temperature.any():
+    if params.all_greedy or not params.temperature.any():
         return torch.argmax(logits, dim=-1)
     return sample(logits, params, uniform)

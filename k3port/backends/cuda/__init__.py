@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from k3port.backends.cuda import collectives, kda, mla, moe, norms, sampling, vision
-from k3port.backends.cuda.device import find_devices, probe
+from k3port.backends.cuda.device import glance, probe
 from k3port.hookspecs import hookimpl
 from k3port.oracle.sources import Probe
 from k3port.oracle.spec import Device, KernelSpec
@@ -22,7 +22,7 @@ def k3port_kernels() -> Sequence[KernelSpec]:
 
 @hookimpl
 def k3port_detect() -> Sequence[Device]:
-    return find_devices()
+    return glance()
 
 
 @hookimpl

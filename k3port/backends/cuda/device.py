@@ -109,6 +109,14 @@ def find_devices(root: Path = DRIVER_ROOT) -> list[Device]:
     return devices
 
 
+def glance(root: Path = Path("/")) -> list[Device]:
+    """The devices that every start sees: by the driver's files, or by the device nodes where a sandbox has no files."""
+    if devices := find_devices(root / DRIVER_ROOT.relative_to("/")):
+        return devices
+    nodes = [path for path in (root / "dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdecimal()]
+    return [Device("nvidia", UNKNOWN, "NVIDIA GPU", "detected") for _ in nodes]
+
+
 def probe(
     root: Path = Path("/"), *, nvml: LoadNvml = load_nvml, cu_init: AskInit = ask_cu_init
 ) -> Sequence[SourceReport]:

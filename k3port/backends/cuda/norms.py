@@ -37,12 +37,14 @@ KERNELS: tuple[KernelSpec, ...] = (
             vendors=("nvidia",),
             archs=BLACKWELL,
             dtypes=("bfloat16",),
-            axes=(AxisRule("D", allowed=(7168,)), AxisRule("R", maximum=8, why="mixes at most 8 blocks")),
+            axes=(
+                AxisRule("D", allowed=(7168,)),
+                AxisRule("R", minimum=1, maximum=8, why="mixes one to eight blocks"),
+            ),
             packages=("flashinfer-python>=0.7",),
             runtime=("cuda>=12.8",),
         ),
         priority=PRIORITY_VENDOR,
-        numerics="adds the running sum in place before it mixes",
         source=_SOURCE,
     ),
 )

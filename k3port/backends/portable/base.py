@@ -22,13 +22,15 @@ def triton_requires(**limits: object) -> Requires:
     return Requires(**fields)  # type: ignore[arg-type]
 
 
-def triton_kernel(name: str, op: str, doc: str, *, requires: Requires | None = None, **fields: object) -> KernelSpec:
-    """A declared kernel of the portable backend."""
+def triton_kernel(
+    name: str, op: str, doc: str, *, load: str = "", requires: Requires | None = None, **fields: object
+) -> KernelSpec:
+    """A kernel of the portable backend; without ``load`` it is only declared."""
     spec: dict[str, object] = {"priority": PRIORITY_PORTABLE, "source": "k3port's own kernels", **fields}
     return KernelSpec(
         name=f"portable.{name}",
         op=op,
-        load="",
+        load=load,
         doc=doc,
         requires=requires or triton_requires(),
         **spec,  # type: ignore[arg-type]

@@ -2,38 +2,65 @@
 
 from __future__ import annotations
 
-from k3port.backends.portable.base import triton_kernel
-from k3port.oracle.spec import PRIORITY_PORTABLE, KernelSpec, Requires
+from k3port.backends.portable.base import triton_kernel, triton_requires
+from k3port.oracle.spec import PRIORITY_PORTABLE, AxisRule, KernelSpec, Requires
 
 _GPU = Requires(vendors=("nvidia", "amd"))
+_PRODUCT = (
+    "as torch is set; by default float32 is not rounded to TF32, and the parts of a sum that the library splits may be "
+    "rounded to bfloat16"
+)
 
 
-def _torch(name: str, op: str, doc: str) -> KernelSpec:
+def _torch(op: str, module: str, doc: str, numerics: str = "") -> KernelSpec:
     return KernelSpec(
-        name=f"portable.{name}",
+        name=f"portable.{op}",
         op=op,
-        load="",
+        load=f"k3port.backends.portable.kernels.{module}:{op}",
         doc=doc,
         requires=_GPU,
         priority=PRIORITY_PORTABLE,
+        numerics=numerics,
         source="PyTorch 2.14",
     )
 
 
 KERNELS: tuple[KernelSpec, ...] = (
-    _torch("linear", "linear", "torch.nn.functional.linear: cuBLASLt or hipBLASLt"),
-    _torch("logits", "logits", "the same product, then float32"),
-    _torch("embed", "embed", "rows of the vocabulary shard, one gather"),
+    _torch("linear", "dense", "torch.nn.functional.linear: cuBLASLt or hipBLASLt", _PRODUCT),
+    _torch("logits", "dense", "the same product, then float32", _PRODUCT),
+    _torch("embed", "dense", "rows of the vocabulary shard, one gather"),
     _torch(
-        "vision_patch", "vision_patch", "the patch convolution as one product: stride equals kernel, so it is exact"
+        "vision_patch",
+        "vision_patch",
+        "the patch convolution as one product: stride equals kernel, so it is exact",
+        _PRODUCT,
     ),
-    triton_kernel("rms_norm", "rms_norm", "one pass per row"),
-    triton_kernel("gated_norm", "gated_norm", "norm and gate per head"),
-    triton_kernel("attn_res", "attn_res", "scores and mixture in one pass, any number of blocks"),
+    triton_kernel(
+        "rms_norm",
+        "rms_norm",
+        "one pass, whole rows in registers",
+        load="k3port.backends.portable.kernels.rms_norm:rms_norm",
+        requires=triton_requires(axes=(AxisRule("D", maximum=16384, why="a row stays in registers"),)),
+    ),
+    triton_kernel(
+        "gated_norm",
+        "gated_norm",
+        "norm and gate per head, many heads per program",
+        load="k3port.backends.portable.kernels.gated_norm:gated_norm",
+        requires=triton_requires(axes=(AxisRule("V", maximum=1024, why="a head is held in registers"),)),
+    ),
+    triton_kernel(
+        "attn_res",
+        "attn_res",
+        "pending add, block write, mixture and norm in one pass, any number of blocks",
+        load="k3port.backends.portable.kernels.attn_res:attn_res",
+        requires=triton_requires(axes=(AxisRule("D", maximum=16384, why="a token is held in registers"),)),
+    ),
     triton_kernel(
         "sample",
         "sample",
-        "temperature, top-k, top-p, min-p and the draw",
-        numerics="uses the reference's uniform numbers: the same ids",
+        "temperature, min-p and the draw in Triton, rows with top-k or top-p through torch's sort",
+        load="k3port.backends.portable.kernels.sample:sample",
+        numerics="uses the reference's uniform numbers and float64 sums: the same ids",
     ),
 )

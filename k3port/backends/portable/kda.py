@@ -6,7 +6,7 @@ from k3port.backends.portable.base import triton_kernel, triton_requires
 from k3port.ops.catalog import OPS
 from k3port.oracle.spec import PRIORITY_PORTABLE, PRIORITY_REFERENCE, AxisRule, KernelSpec, Requires
 
-_DIMS = (AxisRule("K", maximum=256), AxisRule("V", maximum=256))
+_DIMS = (AxisRule("K", maximum=128), AxisRule("V", maximum=128))
 _CONV = {"conv_state": "wp"}
 _FLA = ("fla-core>=0.6.0", "triton>=3.3", "torch>=2.7")
 
@@ -15,6 +15,8 @@ def _with_state(suffix: str, state: str) -> tuple[KernelSpec, ...]:
     """All kernels that touch the recurrent state, for one dtype of it."""
     layout = {"kda_state": f"vk:{state}"}
     own: Requires = triton_requires(state_dtypes=(state,), axes=_DIMS)
+    # float16 cannot hold the factors of the chunked form.
+    chunked: Requires = triton_requires(dtypes=("bfloat16", "float32"), state_dtypes=(state,), axes=_DIMS)
     fla: Requires = triton_requires(dtypes=("bfloat16", "float16"), state_dtypes=(state,), packages=_FLA)
     kept = "sums in float32" if state == "float32" else "computes in float32 and rounds the state it keeps to bfloat16"
     return (
@@ -22,8 +24,9 @@ def _with_state(suffix: str, state: str) -> tuple[KernelSpec, ...]:
             f"kda_core_chunk{suffix}",
             "kda_core",
             f"chunked recurrence with bounded exponents, {state} state",
+            load="k3port.backends.portable.kernels.kda_chunk:kda_core_chunk",
             phases=("prefill",),
-            requires=own,
+            requires=chunked,
             layouts=layout,
             numerics=kept,
         ),
@@ -31,6 +34,7 @@ def _with_state(suffix: str, state: str) -> tuple[KernelSpec, ...]:
             f"kda_core_step{suffix}",
             "kda_core",
             f"one step per request, or a few for drafts, any head count, {state} state",
+            load="k3port.backends.portable.kernels.kda_step:kda_core_step",
             phases=("decode",),
             requires=own,
             layouts=layout,
@@ -40,6 +44,7 @@ def _with_state(suffix: str, state: str) -> tuple[KernelSpec, ...]:
             f"kda_decode_fused{suffix}",
             "kda",
             f"convolution, gate, recurrence and gated norm in one kernel, any head count, {state} state",
+            load="k3port.backends.portable.kernels.kda_fused:kda_decode",
             phases=("decode",),
             requires=triton_requires(state_dtypes=(state,), axes=(*_DIMS, AxisRule("W", minimum=2, maximum=4))),
             layouts={**layout, **_CONV},
@@ -72,8 +77,20 @@ def _with_state(suffix: str, state: str) -> tuple[KernelSpec, ...]:
 
 
 KERNELS: tuple[KernelSpec, ...] = (
-    triton_kernel("short_conv", "short_conv", "depthwise convolution with its tail, both phases", layouts=_CONV),
-    triton_kernel("kda_gate", "kda_gate", "both gate forms and the write strength"),
+    triton_kernel(
+        "short_conv",
+        "short_conv",
+        "depthwise convolution with its tail, both phases",
+        load="k3port.backends.portable.kernels.short_conv:short_conv",
+        requires=triton_requires(axes=(AxisRule("W", minimum=2, maximum=8),)),
+        layouts=_CONV,
+    ),
+    triton_kernel(
+        "kda_gate",
+        "kda_gate",
+        "both gate forms and the write strength",
+        load="k3port.backends.portable.kernels.kda_gate:kda_gate",
+    ),
     *_with_state("", "float32"),
     *_with_state("_bf16", "bfloat16"),
     # The reference composite is tied to a float32 state; this one passes a bfloat16 state to its parts.

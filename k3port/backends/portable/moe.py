@@ -36,5 +36,10 @@ KERNELS = (
         note=dequantise_note,
         numerics="activations are not rounded beyond their dtype",
     ),
-    triton_kernel("situ_mul", "situ_mul", "SiTU or SwiGLU in one pass"),
+    triton_kernel(
+        "situ_mul",
+        "situ_mul",
+        "SiTU or SwiGLU in one pass",
+        load="k3port.backends.portable.kernels.situ_mul:situ_mul",
+    ),
 )

@@ -24,6 +24,7 @@ def _wrap(op: str, function: str, **fields: object) -> KernelSpec:
         load=f"k3port.ops.{function}",
         doc=f"reference: {OPS[op].doc}",
         priority=PRIORITY_REFERENCE,
+        fallback=True,
     )
     return _with(spec, fields)
 
@@ -68,8 +69,9 @@ KERNELS: tuple[KernelSpec, ...] = (
         pack="k3port.ops.moe_weights:keep_stored",
         requires=Requires(weight_formats=("mxfp4", "bfloat16", "float32")),
     ),
-    _wrap("all_reduce", "collective:all_reduce", requires=_ONE_RANK),
-    _wrap("all_gather", "collective:all_gather", requires=_ONE_RANK),
+    # With one rank there is nothing to do: on a GPU too nothing could be faster.
+    _wrap("all_reduce", "collective:all_reduce", requires=_ONE_RANK, fallback=False),
+    _wrap("all_gather", "collective:all_gather", requires=_ONE_RANK, fallback=False),
     _wrap("sample", "sample:sample"),
     _wrap("vision_patch", "vision:vision_patch"),
     KernelSpec(
@@ -79,6 +81,7 @@ KERNELS: tuple[KernelSpec, ...] = (
         doc="reference: attention with keys and values expanded per head",
         phases=("prefill",),
         layouts=_CACHE,
+        fallback=True,
     ),
     KernelSpec(
         name="reference.mla_attend_absorbed",
@@ -87,6 +90,7 @@ KERNELS: tuple[KernelSpec, ...] = (
         doc="reference: attention in latent space",
         phases=("decode",),
         layouts=_CACHE,
+        fallback=True,
     ),
     _composite("kda", "make_kda", layouts=_STATE, requires=_FLOAT32_STATE),
     _composite("mla", "make_mla_expanded", "_expanded", ("prefill",), layouts=_CACHE),

@@ -29,7 +29,7 @@ KERNELS: tuple[KernelSpec, ...] = (
             vendors=("amd",),
             archs=TRITON_AMD,
             dtypes=("bfloat16", "float16"),
-            axes=(AxisRule("D", multiple_of=16),),
+            axes=(AxisRule("D", multiple_of=16), AxisRule("R", minimum=1, why="mixes blocks")),
             packages=("amd-aiter>=0.1.20", "triton>=3.4"),
             symbols=("aiter.ops.triton.fusions.attn_res:attn_res_fwd",),
         ),

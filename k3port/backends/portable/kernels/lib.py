@@ -4,15 +4,33 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton import knobs
 
 # The interpreter multiplies bfloat16 bits as if they were integers: its operands are converted first.
-INTERPRETED: tl.constexpr = tl.constexpr(bool(triton.knobs.runtime.interpret))
+INTERPRETED: tl.constexpr = tl.constexpr(bool(knobs.runtime.interpret))
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+IEEE: tl.constexpr = tl.constexpr("ieee")
+"""Triton 3.6 takes a plain string for a default of a device function as a value, not as a constant."""
 LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def dot(a, b, acc=None, precision: tl.constexpr = "ieee"):  # type: ignore[no-untyped-def]
+def cast(x, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    """float32 to another float type, rounded to nearest even, NaN kept.
+
+    Every rounding of a kernel goes through here: the interpreter cuts the low bits off when it makes bfloat16, which
+    doubles the error, and gets subnormal numbers wrong.
+    """
+    if INTERPRETED and dtype == tl.bfloat16:
+        bits = x.to(tl.float32).to(tl.uint32, bitcast=True)
+        high = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        high = tl.where(x != x, (bits >> 16) | 0x40, high)
+        return high.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    return x.to(dtype)
+
+
+@triton.jit
+def dot(a, b, acc=None, precision: tl.constexpr = IEEE):  # type: ignore[no-untyped-def]
     """``a @ b (+ acc)`` with float32 sums. ``precision`` counts for float32 operands only."""
     if INTERPRETED:
         a = a.to(tl.float32)

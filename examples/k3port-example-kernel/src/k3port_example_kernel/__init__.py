@@ -1,0 +1,1 @@
+"""An example of a kernel plugin for k3port."""

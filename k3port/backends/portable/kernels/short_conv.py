@@ -1,0 +1,227 @@
+"""Short causal convolution with SiLU and its cached tail, in one launch.
+
+Prefill and drafts: a program takes a chunk of one request's tokens and a block of channels, and slides a window of
+``W`` rows over the tokens, so that a row is loaded once. Chunks start where their request starts, hence only the first
+chunk of a request needs the tail; the same program also writes it, from the inputs at the request's end, and nobody
+else touches that slot.
+
+Decode: a program takes one token each of several requests, so that the taps are loaded once for them.
+"""
+
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false, reportAssignmentType=false
+# (Triton's own annotations say nothing of what its compiler accepts.)
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import triton
+import triton.language as tl
+
+from k3port.backends.portable.kernels.lib import sigmoid
+from k3port.backends.portable.launch import tuned
+from k3port.ops.segment import MAX_DRAFT, Segment
+
+
+@triton.jit
+def _request_of(cu_ptr, chunk, requests, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The request that a chunk belongs to. Request i owns the chunks from ``cu[i] // CHUNK + i`` on.
+
+    That is at least as many as it has, for any lengths: the rest is empty.
+    """
+    low = 0
+    high = requests
+    while low + 1 < high:
+        middle = (low + high) // 2
+        if tl.load(cu_ptr + middle) // CHUNK + middle <= chunk:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@triton.jit
+def _where(cols, width, wanted):  # type: ignore[no-untyped-def]
+    """Mask of a row: no column unless ``wanted``. The interpreter cannot combine a scalar mask with a row's."""
+    return cols < tl.where(wanted, width, 0)
+
+
+@triton.jit
+def _load_taps(w_ptr, cols, P: tl.constexpr, W: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The W taps of each column, as W rows.
+
+    Loaded as they lie, 16 bytes per thread, and then taken apart: one load per tap would touch far too many lines.
+    """
+    TAPS: tl.constexpr = 2 if W == 2 else 4 if W <= 4 else 8
+    lanes = tl.arange(0, TAPS)[None, :]
+    stored = tl.load(w_ptr + cols[:, None] * W + lanes, mask=(cols[:, None] < P) & (lanes < W), other=0.0)
+    taps = ()
+    for j in tl.static_range(W):
+        taps = taps + (tl.sum(tl.where(lanes == j, stored, 0.0), axis=1),)
+    return taps
+
+
+@triton.jit(do_not_specialize=["requests"])
+def short_conv_kernel(  # type: ignore[no-untyped-def]
+    x_ptr,
+    w_ptr,
+    tail_ptr,
+    y_ptr,
+    cu_ptr,
+    slots_ptr,
+    x_stride,
+    slot_stride,
+    tail_stride,
+    requests,
+    P: tl.constexpr,
+    W: tl.constexpr,
+    ONE_CHUNK: tl.constexpr,
+    UPDATE: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    BLOCKS: tl.constexpr = (P + BLOCK_P - 1) // BLOCK_P
+    chunk = tl.program_id(0) // BLOCKS
+    cols = tl.program_id(0) % BLOCKS * BLOCK_P + tl.arange(0, BLOCK_P)
+    if ONE_CHUNK:
+        request = chunk
+        offset = tl.full((), 0, tl.int32)
+    else:
+        request = _request_of(cu_ptr, chunk, requests, CHUNK)
+        offset = (chunk - tl.load(cu_ptr + request) // CHUNK - request) * CHUNK
+    begin = tl.load(cu_ptr + request)
+    end = tl.load(cu_ptr + request + 1)
+    count = tl.minimum(end - begin - offset, CHUNK)
+    if count > 0:
+        slot = tl.load(slots_ptr + request)
+        # Padding has slot 0: its masked loads give zeros, and so do its rows.
+        width = tl.where(slot != 0, P, 0)
+        x_row = x_ptr + (begin + offset).to(tl.int64) * x_stride
+        y_row = y_ptr + (begin + offset).to(tl.int64) * P
+        tail_row = tail_ptr + slot * slot_stride
+        taps = _load_taps(w_ptr, cols, P, W)
+        held = ()
+        for j in tl.static_range(W - 1):
+            old = tl.load(tail_row + j * tail_stride + cols, mask=_where(cols, width, offset == 0), other=0.0)
+            near = tl.load(x_row + (j - (W - 1)) * x_stride + cols, mask=_where(cols, width, offset > 0), other=0.0)
+            held = held + (tl.where(offset > 0, near, old.to(x_ptr.dtype.element_ty)),)
+        for first in range(0, count, ROWS):
+            window = held
+            for r in tl.static_range(ROWS):
+                here = _where(cols, width, first + r < count)
+                window = window + (tl.load(x_row + (first + r) * x_stride + cols, mask=here, other=0.0),)
+            for r in tl.static_range(ROWS):
+                total = window[r].to(tl.float32) * taps[0]
+                for j in tl.static_range(1, W):
+                    total += window[r + j].to(tl.float32) * taps[j]
+                result = (total * sigmoid(total)).to(y_ptr.dtype.element_ty)
+                tl.store(y_row + (first + r) * P + cols, result, mask=_where(cols, P, first + r < count))
+            held = window[ROWS:]
+        if UPDATE:  # noqa: SIM102 (one is known when compiling, the other is not)
+            if offset == 0:
+                kept = ()
+                length = end - begin
+                for j in tl.static_range(W - 1):
+                    row = (length + j - (W - 1)).to(tl.int64)
+                    new = tl.load(x_row + row * x_stride + cols, mask=_where(cols, width, row >= 0), other=0.0)
+                    shift = (length + j).to(tl.int64)
+                    old = tl.load(tail_row + shift * tail_stride + cols, mask=_where(cols, width, row < 0), other=0.0)
+                    kept = kept + (tl.where(row >= 0, new.to(tail_ptr.dtype.element_ty), old),)
+                # Other threads of this program may still read the rows that are now written.
+                tl.debug_barrier()
+                for j in tl.static_range(W - 1):
+                    tl.store(tail_row + j * tail_stride + cols, kept[j], mask=cols < width)
+
+
+@triton.jit(do_not_specialize=["requests"])
+def short_conv_step_kernel(  # type: ignore[no-untyped-def]
+    x_ptr,
+    w_ptr,
+    tail_ptr,
+    y_ptr,
+    slots_ptr,
+    x_stride,
+    slot_stride,
+    tail_stride,
+    requests,
+    P: tl.constexpr,
+    W: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    BLOCKS: tl.constexpr = (P + BLOCK_P - 1) // BLOCK_P
+    first = tl.program_id(0) // BLOCKS * GROUP
+    cols = tl.program_id(0) % BLOCKS * BLOCK_P + tl.arange(0, BLOCK_P)
+    taps = _load_taps(w_ptr, cols, P, W)
+    # All loads before the first store, so that they are under way together.
+    window = ()
+    for g in tl.static_range(GROUP):
+        request = tl.minimum(first + g, requests - 1).to(tl.int64)
+        slot = tl.load(slots_ptr + request)
+        width = tl.where((slot != 0) & (first + g < requests), P, 0)
+        for j in tl.static_range(W - 1):
+            old = tl.load(tail_ptr + slot * slot_stride + j * tail_stride + cols, mask=cols < width, other=0.0)
+            window = window + (old.to(x_ptr.dtype.element_ty),)
+        window = window + (tl.load(x_ptr + request * x_stride + cols, mask=cols < width, other=0.0),)
+    # Other threads of this program may still read the rows that are now written.
+    tl.debug_barrier()
+    for g in tl.static_range(GROUP):
+        request = tl.minimum(first + g, requests - 1).to(tl.int64)
+        slot = tl.load(slots_ptr + request)
+        width = tl.where((slot != 0) & (first + g < requests), P, 0)
+        total = window[g * W].to(tl.float32) * taps[0]
+        for j in tl.static_range(1, W):
+            new = window[g * W + j]
+            total += new.to(tl.float32) * taps[j]
+            row = tail_ptr + slot * slot_stride + (j - 1) * tail_stride + cols
+            tl.store(row, new.to(tail_ptr.dtype.element_ty), mask=cols < width)
+        result = (total * sigmoid(total)).to(y_ptr.dtype.element_ty)
+        tl.store(y_ptr + request * P + cols, result, mask=_where(cols, P, first + g < requests))
+
+
+def _fitted(config: Mapping[str, int], channels: int) -> Mapping[str, int]:
+    """No more columns per program than there are."""
+    if channels >= config["BLOCK_P"]:
+        return config
+    return {**config, "BLOCK_P": triton.next_power_of_2(channels)}
+
+
+def short_conv(x: torch.Tensor, weight: torch.Tensor, tail: torch.Tensor, segment: Segment) -> torch.Tensor:
+    """See :func:`k3port.ops.conv.short_conv`. Reads only device tensors of the segment, so a step can be captured."""
+    x = x if x.stride(1) == 1 else x.contiguous()
+    tokens, channels = x.shape
+    y = torch.empty((tokens, channels), dtype=x.dtype, device=x.device)
+    requests = segment.slots.shape[0]
+    if not tokens or not requests:
+        return y
+    strides = (x.stride(0), tail.stride(0), tail.stride(1))
+    width = weight.shape[1]
+    if segment.phase == "decode" and not segment.draft:
+        config = _fitted(tuned("short_conv_step", B=requests, P=channels), channels)
+        programs = triton.cdiv(requests, config["GROUP"]) * triton.cdiv(channels, config["BLOCK_P"])
+        short_conv_step_kernel[(programs,)](
+            x, weight, tail, y, segment.slots, *strides, requests, P=channels, W=width, **config
+        )
+        return y
+    config = _fitted(tuned("short_conv", most=MAX_DRAFT if segment.draft else tokens, P=channels), channels)
+    # Drafts fill one chunk per request at most; otherwise the kernel finds a chunk's request itself.
+    chunks = requests if segment.draft else tokens // config["CHUNK"] + requests
+    short_conv_kernel[(chunks * triton.cdiv(channels, config["BLOCK_P"]),)](
+        x,
+        weight,
+        tail,
+        y,
+        segment.cu_seqlens,
+        segment.slots,
+        *strides,
+        requests,
+        P=channels,
+        W=width,
+        ONE_CHUNK=segment.draft,
+        UPDATE=not segment.draft,
+        **config,
+    )
+    return y

@@ -1,0 +1,106 @@
+"""The steps of the division sequence: div_scale, div_fmas, div_fixup (CDNA3 ISA, VOP3B and VOP3).
+
+f32 follows the pseudo-code of the ISA document. f64 does not scale: the sequence then computes the quotient without the
+protection for extreme exponents, and div_fixup returns the quotient itself.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from k3port.testing.amd_isa.build import Builder, Family, Target
+from k3port.testing.amd_isa.core import VCC, Array, Step, bc, f32, f64, int2mask, mask2int
+from k3port.testing.amd_isa.operands import put_wide, reader
+from k3port.testing.amd_isa.text import Instruction
+from k3port.testing.amd_isa.valu import Table
+from k3port.testing.amd_isa.vector_float import fma64
+from k3port.testing.amd_isa.wave import Wave
+
+table = Table()
+_TINY = 2.0**-126
+
+
+def _fixup(q: Array, d: Array, n: Array) -> Array:
+    """The quotient as computed, except in the special and extreme ranges, where the exact quotient is returned."""
+    e = (n.astype(f64) / d.astype(f64)).astype(f32)
+    normal = np.isfinite(e) & (np.abs(e) > 1e-30) & (np.abs(e) < 1e30)
+    near = np.abs(q.astype(f64) - e) <= 2e-7 * np.abs(e.astype(f64))
+    return np.where(normal & ~near, q, e)
+
+
+table("v_div_fixup_f32", "f32", "f32 f32 f32", _fixup)
+table("v_div_fixup_f64", "f64", "f64 f64 f64", lambda q, d, n: n / d)
+
+
+def _biased_exponent(v: Array) -> Array:
+    return np.frexp(np.where(np.isfinite(v), v, 1.0))[1] + 126
+
+
+def _div_scale_f32(target: Target, inst: Instruction) -> Step:
+    o = inst.ops
+    dst, flag = o[0].index, o[1].index
+    readers = [reader(x, "f32") for x in o[2:5]]
+
+    def step(w: Wave) -> None:
+        a, den, num = (bc(get(w)).astype(f64) for get in readers)
+        small_rcp, small_q = np.abs(1 / den) < _TINY, np.abs(num / den) < _TINY
+        up, down = np.ldexp(a, 64), np.ldexp(a, -64)
+        up_den, up_num = np.where(a == den, up, a), np.where(a == num, up, a)
+        cases = [
+            ((den == 0) | (num == 0), np.full(64, np.nan), 0),
+            (_biased_exponent(num) - _biased_exponent(den) >= 96, up_den, 1),
+            (np.abs(den) < _TINY, up, 0),
+            (small_rcp & small_q, up_den, 1),
+            (small_rcp, down, 0),
+            (small_q, up_num, 1),
+            (_biased_exponent(num) <= 23, up, 0),
+        ]
+        r = np.select([c for c, _, _ in cases], [v for _, v, _ in cases], a)
+        scaled = np.select([c for c, _, _ in cases], [np.full(64, v) for _, _, v in cases], 0)
+        w.w64(flag, mask2int(scaled.astype(bool) & w.exm))
+        w.put(dst, r.astype(f32))
+
+    return step
+
+
+def _div_fmas_f32(target: Target, inst: Instruction) -> Step:
+    dst = inst.ops[0].index
+    readers = [reader(x, "f32") for x in inst.ops[1:4]]
+
+    def step(w: Wave) -> None:
+        a, b, c = (bc(get(w)) for get in readers)
+        x = a.astype(f64) * b + c
+        scale = np.where(np.abs(c) >= 2.0, 2.0**64, 2.0**-64)
+        w.put(dst, np.where(int2mask(w.r64(VCC)), x * scale, x).astype(f32))
+
+    return step
+
+
+def _div_scale_f64(target: Target, inst: Instruction) -> Step:
+    o = inst.ops
+    dst, flag, get = o[0].index, o[1].index, reader(o[2], "f64")
+
+    def step(w: Wave) -> None:
+        w.w64(flag, 0)
+        put_wide(w, dst, bc(get(w)), "f64")
+
+    return step
+
+
+def _div_fmas_f64(target: Target, inst: Instruction) -> Step:
+    dst, readers = inst.ops[0].index, [reader(x, "f64") for x in inst.ops[1:4]]
+
+    def step(w: Wave) -> None:
+        a, b, c = (bc(get(w)) for get in readers)
+        put_wide(w, dst, fma64(a, b, c), "f64")
+
+    return step
+
+
+_SEQUENCE: dict[str, Builder] = {
+    "v_div_scale_f32": _div_scale_f32,
+    "v_div_fmas_f32": _div_fmas_f32,
+    "v_div_scale_f64": _div_scale_f64,
+    "v_div_fmas_f64": _div_fmas_f64,
+}
+FAMILY = Family("division", {**table.opcodes(), **_SEQUENCE})

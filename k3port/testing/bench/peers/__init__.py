@@ -1,0 +1,1 @@
+"""Other people's kernels, and our own in another combination, as calls beside the kernel that is measured."""

@@ -1,0 +1,1 @@
+"""The parts of the contract suite: references, guarded memory, memory orders, measurements, one call, one invariant."""

@@ -1,0 +1,56 @@
+"""The kernel that a check is about, by name. Without torch, so that a wrong name is told at once."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+
+from packaging.requirements import Requirement
+
+from k3port.errors import K3Error, UsageError
+from k3port.oracle.spec import KernelSpec
+from k3port.plugins import Registry
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+ISAS = ("gfx942", "gfx950")
+"""Instruction sets that can be emulated."""
+TARGETS = ("sm_90", "sm_100", "sm_103", "sm_120", "sm_121", "gfx942", "gfx950", "gfx1250")
+"""Architectures that kernels are compiled for."""
+
+
+def find_subject(name: str, registry: Registry) -> KernelSpec:
+    """A built kernel of the registry whose checks can run here.
+
+    Raises:
+        UsageError: no such kernel, or one that is declared without an adapter: there is nothing to run.
+        K3Error: it is written in Triton, which is not installed.
+    """
+    known = {spec.name: spec for spec in registry.kernels}
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else "k3port kernels list shows all; a plugin has to be installed"
+        lost = [problem for problem in registry.problems if name in problem]
+        raise UsageError(f"no kernel {name!r}", reasons=lost, hint=hint)
+    spec = known[name]
+    if not spec.is_built:
+        others = sorted(s.name for s in registry.kernels if s.op == spec.op and s.is_built)
+        raise UsageError(
+            f"kernel {name} is declared but not built in this version: there is nothing to check",
+            hint=f"built kernels of {spec.op}: {', '.join(others) or 'none'}",
+        )
+    if is_triton(spec) and importlib.util.find_spec("triton") is None:
+        raise K3Error(
+            f"kernel {name} is written in Triton, which is not installed",
+            hint="pip install triton; it needs no GPU here",
+        )
+    return spec
+
+
+def is_triton(spec: KernelSpec) -> bool:
+    """Whether the kernel is made of Triton code of its own package, so that it can be interpreted and compiled."""
+    return any(Requirement(text).name == "triton" for text in spec.requires.packages)
+
+
+def runs_on_cpu(spec: KernelSpec) -> bool:
+    """Whether the kernel takes CPU tensors as it is."""
+    return not spec.requires.vendors or "cpu" in spec.requires.vendors

@@ -1,0 +1,120 @@
+"""From a kernel's record to the launches that its production calls make, per target and configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from k3port.backends.portable.launch import Config, entries, force_config
+from k3port.oracle.predicates import reject
+from k3port.oracle.spec import KernelSpec
+from k3port.runtime.binding import load_object
+from k3port.testing.launches import Launch, Recording, record
+from k3port.testing.production import Call, NoProductionCall, production_calls
+from k3port.testing.xcompile.cache import cache_key
+from k3port.testing.xcompile.report import CHOSEN
+from k3port.testing.xcompile.targets import platform_target
+
+SHAPE_CODES = frozenset({"PHASE", "VENDOR", "ARCH", "LDS", "DTYPE", "WEIGHT_FORMAT", "KV_DTYPE", "AXIS", "TOKENS"})
+"""Refusals that no installation or setting changes: such a call would never be made."""
+
+
+@dataclass
+class Job:
+    """One launch of one kernel on one target, or the error that came instead of it."""
+
+    kernel: str
+    target: str
+    tp: int
+    config: str
+    launch: Launch | None
+    error: str = ""
+    key: str = ""
+    cases: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Gathered:
+    """All jobs of one kernel; ``left_out`` says which calls its record refuses."""
+
+    jobs: list[Job] = field(default_factory=list)
+    left_out: dict[str, None] = field(default_factory=dict)
+    launched: bool = False
+
+
+def gather(spec: KernelSpec, targets: Sequence[str], tps: Sequence[int], *, all_configs: bool) -> Gathered:
+    """Makes every production call of a kernel under a recorder; equal launches become one job.
+
+    Without ``all_configs``, a call that is not a main one is made for the first target that takes it only: what may go
+    wrong there is how Triton specialises arguments, which does not depend on the target.
+    """
+    found = Gathered()
+    for tp in tps:
+        try:
+            function, calls = load_object(spec.load), list(production_calls(spec, tp))
+        except NoProductionCall as exc:
+            found.jobs.append(Job(spec.name, "", tp, CHOSEN, None, str(exc), cases=["production calls"]))
+            continue
+        except Exception as exc:  # an import that fails is a finding as well
+            found.jobs.append(Job(spec.name, "", tp, CHOSEN, None, _said(exc), cases=["loading"]))
+            continue
+        done: set[int] = set()
+        for target in targets:
+            known: dict[tuple[str, str], Job] = {}
+            for number, call in enumerate(calls):
+                if (refused := _refusal(spec, call, target)) is not None:
+                    found.left_out[f"{spec.name} on {target}, tp {tp}: {refused}"] = None
+                    continue
+                if not (all_configs or call.main) and number in done:
+                    continue
+                done.add(number)
+                for job in _jobs(spec, function, call, target, tp, all_configs):
+                    found.launched |= job.launch is not None
+                    first = known.setdefault((job.config, job.key or job.error), job)
+                    if first is job:
+                        found.jobs.append(job)
+                    elif call.name not in first.cases:
+                        first.cases.append(call.name)
+    return found
+
+
+def _said(exc: Exception) -> str:
+    return f"{type(exc).__name__}: {exc}"
+
+
+def _refusal(spec: KernelSpec, call: Call, target: str) -> str | None:
+    refused = reject(spec, call.query, platform_target(target))
+    return refused.detail if refused is not None and refused.code in SHAPE_CODES else None
+
+
+def _jobs(
+    spec: KernelSpec, function: Callable[..., Any], call: Call, target: str, tp: int, all_configs: bool
+) -> Iterator[Job]:
+    """The launches of one call: with the configuration that it takes by itself, then with each that it could take."""
+    waiting: list[tuple[str, tuple[str, Config] | None]] = [(CHOSEN, None)]
+    while waiting:
+        label, forced = waiting.pop(0)
+        with record(target, every_autotuned=all_configs) as recording:
+            try:
+                with nullcontext() if forced is None else force_config(*forced):
+                    function(**call.args)
+            except Exception as exc:  # whatever the host code raises is a finding
+                yield Job(spec.name, target, tp, label, None, _said(exc), cases=[call.name])
+        for launch in recording.launches:
+            name = f"{label}, {launch.autotuned}" if launch.autotuned and all_configs else label
+            yield Job(spec.name, target, tp, name, launch, key=cache_key(launch), cases=[call.name])
+        if all_configs and forced is None:
+            waiting = list(_configurations(recording))
+
+
+def _configurations(recording: Recording) -> Iterator[tuple[str, tuple[str, Config]]]:
+    """Every tuned entry that fits the architecture and the axes that a launch asked with."""
+    seen = set()
+    for tuned in dict.fromkeys(recording.tuned):
+        for entry in entries(tuned.kernel):
+            label = f"{tuned.kernel}: {' '.join(f'{name}={value}' for name, value in entry.config.items())}"
+            if label not in seen and entry.fits(recording.arch, dict(tuned.axes)):
+                seen.add(label)
+                yield label, (tuned.kernel, entry.config)

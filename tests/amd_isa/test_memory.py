@@ -1,0 +1,257 @@
+"""Memory instructions: widths, bounds, atomics, LDS, the moment when a direct-to-LDS copy lands, races."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from amd_asm import LANES, memory_of, run_asm
+
+from k3port.testing.amd_isa import EmuError
+
+M32 = (1 << 32) - 1
+
+
+def pointer(a: np.ndarray, first: int) -> dict[int, int]:
+    return {first: a.ctypes.data & M32, first + 1: a.ctypes.data >> 32}
+
+
+def offsets(stride: int) -> list[int]:
+    return (LANES * stride).tolist()
+
+
+@pytest.mark.parametrize(
+    ("op", "stride", "want"),
+    [
+        ("ubyte", 1, lambda x: x.view(np.uint8)[:64].astype(np.uint32)),
+        ("sbyte", 1, lambda x: x.view(np.int8)[:64].astype(np.int32).view(np.uint32)),
+        ("ushort", 2, lambda x: x.view(np.uint16)[:64].astype(np.uint32)),
+        ("sshort", 2, lambda x: x.view(np.int16)[:64].astype(np.int32).view(np.uint32)),
+        ("short_d16", 2, lambda x: x.view(np.uint16)[:64] | np.uint32(0xABCD0000)),
+        ("short_d16_hi", 2, lambda x: x.view(np.uint16)[:64].astype(np.uint32) << np.uint32(16) | np.uint32(0x1234)),
+        ("dword", 4, lambda x: x[:64]),
+    ],
+)
+def test_loads(op: str, stride: int, want) -> None:
+    x = np.random.default_rng(1).integers(0, 2**32, 80, dtype=np.uint32)
+    ran = run_asm(
+        f"global_load_{op} v0, v1, s[2:3]",
+        v={0: 0xABCD1234, 1: offsets(stride)},
+        s=pointer(x, 2),
+        memory=memory_of(x=x),
+    )
+    np.testing.assert_array_equal(ran.v(0), want(x))
+
+
+@pytest.mark.parametrize("words", [2, 3, 4])
+@pytest.mark.parametrize("active", [(1 << 64) - 1, 0x5555])
+def test_wide_loads_and_stores(words: int, active: int) -> None:
+    x = np.arange(64 * words, dtype=np.uint32)
+    y = np.zeros(64 * words + 1, np.uint32)
+    last = 3 + words
+    text = [
+        f"global_load_dwordx{words} v[4:{last}], v1, s[2:3]",
+        f"global_store_dwordx{words} v1, v[4:{last}], s[6:7] offset:4",
+    ]
+    run_asm(
+        text,
+        v={1: offsets(4 * words)},
+        s={**pointer(x, 2), **pointer(y, 6)},
+        memory=memory_of(x=x, y=y),
+        exec_mask=active,
+    )
+    lanes = np.array([active >> k & 1 for k in range(64)], bool)
+    np.testing.assert_array_equal(y[1:].reshape(64, words), np.where(lanes[:, None], x.reshape(64, words), 0))
+
+
+def test_addresses_per_lane() -> None:
+    x = np.arange(64, dtype=np.uint32)
+    at = [x.ctypes.data + 4 * (63 - k) for k in range(64)]
+    v = {2: [p & M32 for p in at], 3: [p >> 32 for p in at]}
+    assert run_asm("global_load_dword v0, v[2:3], off", v=v, memory=memory_of(x=x)).v(0).tolist() == x[::-1].tolist()
+
+
+def test_out_of_bounds_names_the_tensor_and_the_source_line() -> None:
+    x, y = np.zeros(64, np.uint32), np.zeros(4096, np.uint32)
+    with pytest.raises(
+        EmuError, match=r"global_load_dword.*\(kern\.py:7\).*offset 256 of weights, which has 256 bytes"
+    ):
+        run_asm("global_load_dword v0, v1, s[2:3]", v={1: offsets(4)[1:] + [256]}, s=pointer(x, 2),
+                memory=memory_of(weights=x, other=y), source="kern.py")  # fmt: skip
+    with pytest.raises(EmuError, match="of weights"):
+        run_asm(
+            "global_store_dword v1, v0, s[2:3]",
+            v={0: 0, 1: [-4] + [0] * 63},
+            s=pointer(x, 2),
+            memory=memory_of(weights=x),
+        )
+    with pytest.raises(EmuError, match=r"s_load_dwordx4.*offset 244 of weights"):
+        run_asm("s_load_dwordx4 s[8:11], s[2:3], 0xf4", s=pointer(x, 2), memory=memory_of(weights=x))
+
+
+def test_an_inactive_lane_may_point_anywhere() -> None:
+    x = np.zeros(64, np.uint32)
+    v = {0: 9, 1: [0] * 63 + [1 << 30]}
+    run_asm("global_store_dword v1, v0, s[2:3]", v=v, s=pointer(x, 2), memory=memory_of(x=x), exec_mask=(1 << 63) - 1)
+    assert x[0] == 9
+
+
+def test_buffers_end_where_their_descriptor_says() -> None:
+    x = np.arange(64, dtype=np.uint32) + 1
+    s = {**pointer(x, 4), 6: 128, 7: 0x27000, 8: 16}
+    ran = run_asm("buffer_load_dword v0, v1, s[4:7], s8 offen offset:4", v={1: offsets(4)}, s=s, memory=memory_of(x=x))
+    assert ran.v(0).tolist() == [k + 6 if 4 * k + 20 + 4 <= 128 else 0 for k in range(64)]
+    run_asm("buffer_store_dword v0, v1, s[4:7], 0 offen", v={0: 7, 1: offsets(4)}, s=s, memory=memory_of(x=x))
+    assert x.tolist() == [7] * 32 + list(range(33, 65))
+
+
+def test_scratch() -> None:
+    text = ["scratch_store_dword off, v1, off offset:8", "scratch_load_dword v0, off, off offset:8"]
+    ran = run_asm(text, v={1: offsets(3)}, settings={"private_segment_fixed_size": 12})
+    assert ran.v(0).tolist() == offsets(3)
+    with pytest.raises(EmuError, match="scratch access out of bounds"):
+        run_asm(text, v={1: 0}, settings={"private_segment_fixed_size": 8})
+
+
+def test_scalar_loads() -> None:
+    x = np.arange(16, dtype=np.uint32)
+    ran = run_asm(
+        ["s_load_dwordx2 s[8:9], s[2:3], 0x8", "s_load_dword s10, s[2:3], s11"],
+        s={**pointer(x, 2), 11: 20},
+        memory=memory_of(x=x),
+    )
+    assert [ran.s(k) for k in (8, 9, 10)] == [2, 3, 5]
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "value", "want"),
+    [
+        ("add", 5, 2, 5 + 64 * 2), ("umax", 5, 9, 9), ("smin", 5, -3 & M32, -3 & M32), ("xor", 5, 1, 5), ("swap", 5, 8, 8),
+    ],
+)  # fmt: skip
+def test_atomics(name: str, start: int, value: int, want: int) -> None:
+    x = np.array([start, 0], np.uint32)
+    ran = run_asm(
+        f"global_atomic_{name} v0, v1, v2, s[2:3] sc0", v={1: 0, 2: value}, s=pointer(x, 2), memory=memory_of(x=x)
+    )
+    assert x.tolist() == [want, 0]
+    assert ran.v(0)[0] == start
+
+
+def test_float_atomics_and_compare_and_swap() -> None:
+    x = np.array([1.5, 0], np.float32)
+    run_asm(
+        "global_atomic_add_f32 v1, v2, s[2:3]", v={1: 0, 2: np.float32(0.25)}, s=pointer(x, 2), memory=memory_of(x=x)
+    )
+    assert x[0] == 1.5 + 16
+    y = np.array([4], np.uint32)
+    v = {1: 0, 2: list(range(5, 69)), 3: list(range(4, 68))}  # each lane replaces what the lane before it wrote
+    run_asm("global_atomic_cmpswap v1, v[2:3], s[2:3]", v=v, s=pointer(y, 2), memory=memory_of(y=y))
+    assert y[0] == 68
+
+
+def test_lds() -> None:
+    text = ["ds_write_b32 v1, v2 offset:4", "ds_read_b32 v0, v1 offset:4"]
+    assert run_asm(text, v={1: offsets(4), 2: offsets(7)}, lds=260).v(0).tolist() == offsets(7)
+    text = ["ds_write2_b32 v1, v2, v3 offset0:1 offset1:0", "ds_read_b64 v[4:5], v1"]
+    ran = run_asm(text, v={1: offsets(8), 2: offsets(2), 3: offsets(3)}, lds=512)
+    assert (ran.v(4).tolist(), ran.v(5).tolist()) == (offsets(3), offsets(2))
+    text = [
+        "ds_write_b16 v1, v2",
+        "ds_write_b8_d16_hi v1, v2 offset:2",
+        "ds_read_u16 v0, v1",
+        "ds_read_i8 v3, v1 offset:2",
+    ]
+    ran = run_asm(text, v={1: offsets(4), 2: 0x00F0ABCD}, lds=256)
+    assert (ran.v(0)[3], ran.v(3, np.int32)[3]) == (0xABCD, -16)
+    ran = run_asm(["ds_add_rtn_u32 v0, v1, v2"], v={1: 0, 2: 1}, lds=4)
+    assert ran.v(0).tolist() == [(M32 + k) & M32 for k in range(64)]
+
+
+def test_unwritten_lds_and_registers_are_nan() -> None:
+    ran = run_asm(["ds_read_b32 v0, v1", "v_add_f32 v3, v2, 1.0"], v={1: offsets(4)}, lds=256)
+    assert np.isnan(ran.v(0, np.float32)).all()
+    assert np.isnan(ran.v(3, np.float32)).all()
+    assert np.isnan(np.uint32(ran.s(40)).view(np.float32))
+
+
+def test_lds_ends_at_its_size() -> None:
+    with pytest.raises(EmuError, match=r"ds_read_b32.*LDS access out of bounds: byte 252\+4 of 252"):
+        run_asm("ds_read_b32 v0, v1", v={1: offsets(4)}, lds=252)
+
+
+@pytest.mark.parametrize(("bits", "t"), [(16, np.uint16), (8, np.uint8)])
+def test_transposing_read(bits: int, t: type) -> None:
+    """Groups of 16 lanes: lane i reads row i of bytes, and gets a column of the matrix that is 16 wide."""
+    n = 64 // bits
+    data = np.random.default_rng(2).integers(0, 2**bits, 64 * n).astype(t)
+    v = {1: offsets(8), 2: data.view(np.uint32)[0::2], 3: data.view(np.uint32)[1::2]}
+    ran = run_asm(["ds_write_b64 v1, v[2:3]", f"ds_read_b64_tr_b{bits} v[4:5], v1"], "gfx950", v=v, lds=512)
+    got = np.stack([ran.v(4), ran.v(5)], 1).copy().view(t)
+    for group in range(4):
+        matrix = data[16 * n * group :][: 16 * n].reshape(n, 16)
+        for lane in range(16):
+            assert got[16 * group + lane].tolist() == matrix[:, lane].tolist()
+
+
+COPY = "global_load_lds_dword v1, s[2:3]"
+
+
+@pytest.mark.parametrize(
+    ("waits", "landed"),
+    [([], False), (["s_waitcnt lgkmcnt(0)"], False), (["s_waitcnt vmcnt(1)"], False), (["s_waitcnt vmcnt(0)"], True),
+     (["global_load_dword v9, v1, s[2:3]", "s_waitcnt vmcnt(1)"], True), (["s_waitcnt 0"], True)],
+)  # fmt: skip
+def test_a_direct_copy_lands_at_the_wait_that_covers_it(waits: list[str], landed: bool) -> None:
+    x = np.arange(64, dtype=np.uint32)
+    ran = run_asm(
+        [COPY, *waits, "ds_read_b32 v0, v1"],
+        v={1: offsets(4)},
+        s={**pointer(x, 2), 124: 0},
+        memory=memory_of(x=x),
+        lds=256,
+    )
+    assert ran.v(0).tolist() == (x.tolist() if landed else [M32] * 64)
+
+
+PRODUCE = "ds_write_b32 v1, v2"
+CONSUME = "ds_read_b32 v0, v3"
+
+
+def exchange(*middle: str, waves: int = 2):
+    """Each wave writes its part, then reads the part of the other one."""
+
+    def setup(w) -> None:
+        w.V[1], w.V[2] = LANES * 4 + 256 * w.wid, LANES + 1000 * w.wid
+        w.V[3] = LANES * 4 + 256 * (1 - w.wid)
+
+    return run_asm([PRODUCE, *middle, CONSUME], setup=setup, waves=waves, lds=512, source="ring.py")
+
+
+def test_a_barrier_between_two_waves() -> None:
+    ran = exchange("s_barrier")
+    assert ran.outcome.races == ()
+    assert ran.v(0, wave=0).tolist() == (LANES + 1000).tolist()
+    assert ran.v(0, wave=1).tolist() == LANES.tolist()
+
+
+def test_a_missing_barrier_is_a_race() -> None:
+    ran = exchange("s_nop 0")
+    assert any("read-after-write" in r and CONSUME in r and "ring.py:7" in r for r in ran.outcome.races)
+    assert any("write-after-read" in r and PRODUCE in r for r in ran.outcome.races)
+
+
+def test_races_of_writes() -> None:
+    def setup(w) -> None:
+        w.V[1], w.V[2] = LANES * 4, LANES + w.wid
+
+    assert "write-after-write" in run_asm(PRODUCE, setup=setup, waves=2, lds=256).outcome.races[0]
+    assert run_asm(PRODUCE, setup=setup, waves=2, lds=256, race_check=False).outcome.races == ()
+    same = run_asm(PRODUCE, v={1: offsets(4), 2: 5}, waves=2, lds=256)
+    assert same.outcome.races == ()  # the same values: no conflict
+
+
+def test_an_asynchronous_copy_over_what_another_wave_reads_is_a_race() -> None:
+    x = np.arange(64, dtype=np.uint32)
+    text = ["ds_read_b32 v0, v1", COPY, "s_waitcnt vmcnt(0)"]
+    ran = run_asm(text, v={1: offsets(4)}, s={**pointer(x, 2), 124: 0}, waves=2, memory=memory_of(x=x), lds=256)
+    assert any("asynchronous write-after-read" in r for r in ran.outcome.races)

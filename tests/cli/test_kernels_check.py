@@ -1,0 +1,202 @@
+"""``k3port kernels check``: its arguments, its errors, its report and its exit codes."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import pytest
+
+from k3port.cli import check as command
+from k3port.cli.kernels import kernels
+from k3port.errors import ExitCode
+from k3port.oracle.spec import KernelSpec
+from k3port.plugins import Registry, make_registry
+from k3port.testing import subject
+
+ROOT = Path(__file__).parents[2]
+NEEDS_TRITON = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+
+def with_kernels(monkeypatch: pytest.MonkeyPatch, *specs: KernelSpec) -> Registry:
+    """The command's registry, with these kernels more."""
+    registry = make_registry(entry_points=False)
+    registry = dataclasses.replace(registry, kernels=(*registry.kernels, *specs))
+    monkeypatch.setattr(command, "default_registry", lambda: registry)
+    return registry
+
+
+def test_a_cpu_kernel_in_text(k3port: Any) -> None:
+    result = k3port("kernels", "check", "cpu.rms_norm")
+    assert result.code == ExitCode.OK
+    assert result.out.startswith("## cpu.rms_norm: ok\n\nrms_norm: ")
+    assert "### Contract: CPU, with the limits of cpu (" in result.out
+    row = re.search(r"^\| float32 \| (\d+) \| 0 \| y \| ([\d.e-]+) \| 1\.0e-06 \|$", result.out, re.M)
+    assert row is not None and int(row[1]) > 20 and 1e-9 < float(row[2]) < 1e-6
+    assert re.search(r"^Refused by its record: \d+ x DTYPE: needs float32 activations", result.out, re.M)
+    assert result.out.endswith("### Not run\n\n- nothing was left out\n")
+    assert "contract of rms_norm: CPU ..." in result.err
+
+
+def test_a_cpu_kernel_in_json(k3port: Any) -> None:
+    result = k3port("kernels", "check", "cpu.rms_norm", "--json", "--quiet")
+    assert (result.code, result.err) == (ExitCode.OK, "")
+    document = json.loads(result.out)
+    assert document["ok"] is True and document["exit_code"] == 0 and document["faults"] == []
+    (run,) = document["contract"]
+    assert run["platform"] == "cpu" and run["ran"] == sum(case["report"] is not None for case in run["cases"])
+    assert run["worst"]["float32"]["relative_rms"] < run["worst"]["float32"]["tolerance"]
+    assert document["emulation"] == [] and document["compilation"] is None
+
+
+def test_verbose_shows_every_sample(k3port: Any) -> None:
+    short, long = (k3port("kernels", "check", "cpu.rms_norm", *more).out for more in ((), ("--verbose",)))
+    assert "| float32, 'strided rows', unaligned |" in long
+    assert "'strided rows'" not in short
+
+
+def test_one_dtype(k3port: Any) -> None:
+    document = json.loads(k3port("kernels", "check", "reference.rms_norm", "--dtype", "bfloat16", "--json").out)
+    assert {case["dtype"] for case in document["contract"][0]["cases"]} == {"bfloat16"}
+
+
+def test_a_kernel_that_is_wrong(k3port: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted = pytest.importorskip("planted_kernels")
+    with_kernels(monkeypatch, planted.on_cpu("wrong_on_cpu"))
+    result = k3port("kernels", "check", "planted.wrong_on_cpu")
+    assert result.code == ExitCode.NUMERICS
+    assert re.match(r"## planted\.wrong_on_cpu: \d+ faults\n", result.out)
+    assert "'rows': y: relative RMS error" in result.out
+    assert "error: kernel planted.wrong_on_cpu does not keep its promises" in result.err
+    document = json.loads(k3port("kernels", "check", "planted.wrong_on_cpu", "--json").out)
+    assert document["ok"] is False and document["exit_code"] == ExitCode.NUMERICS
+    assert len(document["faults"]) > 3
+
+
+def test_a_record_that_admits_nothing(k3port: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = make_registry(entry_points=False).kernel("cpu.rms_norm")
+    nothing = dataclasses.replace(
+        spec, name="planted.nothing", requires=dataclasses.replace(spec.requires, dtypes=("int8",))
+    )
+    with_kernels(monkeypatch, nothing)
+    result = k3port("kernels", "check", "planted.nothing")
+    assert result.code == ExitCode.FAILED
+    assert "its record admits no sample of the contract here: nothing was run" in result.err
+
+
+def test_a_kernel_that_nothing_can_be_run_of_is_not_ok(k3port: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    result = k3port("kernels", "check", "portable.linear")
+    assert result.code == ExitCode.FAILED
+    assert "## portable.linear: 1 fault\n" in result.out
+    assert "this machine has no GPU that it is for: nothing was run" in result.err
+    assert "- the contract suite: portable.linear needs a GPU of NVIDIA or AMD" in result.out
+
+
+def test_what_does_not_compile_fails_and_wrong_numbers_come_first() -> None:
+    from k3port.testing.check import KernelCheck, check_kernel
+
+    registry = make_registry(entry_points=False)
+    good: KernelCheck = check_kernel(registry.kernel("cpu.rms_norm"), registry)
+    assert good.exit_code == ExitCode.OK
+    compilation: Any = SimpleNamespace(faults=("too much shared memory on sm_90",), silent=())
+    unfit = dataclasses.replace(good, compilation=compilation)
+    assert unfit.exit_code == ExitCode.FAILED
+    assert unfit.faults == ("compilation: too much shared memory on sm_90",)
+    (run,) = good.suites
+    case = next(case for case in run.report.ran if case.report is not None)
+    assert case.report is not None
+    wrong = dataclasses.replace(case, report=dataclasses.replace(case.report, faults=("y: too far off",)))
+    report = dataclasses.replace(run.report, cases=(wrong,))
+    both = dataclasses.replace(unfit, suites=(dataclasses.replace(run, report=report),))
+    assert both.exit_code == ExitCode.NUMERICS
+    assert [fault.rpartition(": ")[2] for fault in both.faults] == ["too far off", "too much shared memory on sm_90"]
+    nothing: Any = SimpleNamespace(faults=(), silent=("cpu.rms_norm",))
+    assert dataclasses.replace(good, compilation=nothing).exit_code == ExitCode.FAILED
+
+
+@NEEDS_TRITON
+def test_a_triton_kernel_in_the_interpreter(k3port: Any) -> None:
+    asked = ("--isa", "none", "--target", "none", "--dtype", "float32", "--json")
+    result = k3port("kernels", "check", "portable.rms_norm", *asked)
+    assert result.code == ExitCode.OK, result.out
+    document = json.loads(result.out)
+    (run,) = document["contract"]
+    assert (run["where"], run["platform"]) == ("Triton's interpreter", "h200")
+    assert run["ran"] > 10 and document["versions"]["Triton"]
+    assert "NVIDIA hardware" in document["not_run"] and "AMD hardware" in document["not_run"]
+    assert "emulation of gfx942, gfx950" in document["not_run"]
+
+
+@pytest.mark.parametrize(
+    ("args", "message", "hint"),
+    [
+        (("portable.rms_nrm",), "no kernel 'portable.rms_nrm'", "did you mean portable.rms_norm?"),
+        (("zzz",), "no kernel 'zzz'", "k3port kernels list shows all"),
+        (
+            ("cuda.flashinfer_rms_norm",),
+            "kernel cuda.flashinfer_rms_norm is declared but not built",
+            "built kernels of",
+        ),
+        ((), "missing argument 'NAME'", "k3port kernels check --help"),
+        (("cpu.linear", "--isa", "gfx90a"), "--isa: 'gfx90a' is not one of", "k3port kernels check --help"),
+        (("cpu.linear", "--target", "sm_75"), "--target: 'sm_75' is not one of", "k3port kernels check --help"),
+        (("cpu.linear", "--dtype", "int8"), "--dtype: 'int8' is not one of", "k3port kernels check --help"),
+        (("cpu.linear", "--tp", "0"), "--tp: 0 is not in the range", "k3port kernels check --help"),
+        (("cpu.linear", "--isa", "none", "--isa", "gfx950"), "none together with others", "give none alone"),
+        (("cpu.linear", "--isa", "none", "--mutate", "3"), "--mutate without an instruction set", "give --isa"),
+        (("cpu.linear", "-v", "-q"), "both --verbose and --quiet", "give one"),
+    ],
+)
+def test_usage(k3port: Any, args: tuple[str, ...], message: str, hint: str) -> None:
+    result = k3port("kernels", "check", *args)
+    assert (result.code, result.out) == (ExitCode.USAGE, "")
+    assert f"error: {message}" in result.err
+    assert re.search(rf"^hint: .*{re.escape(hint)}", result.err, re.M)
+
+
+def test_without_triton(k3port: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(subject.importlib.util, "find_spec", lambda name: None if name == "triton" else found(name))
+    result = k3port("kernels", "check", "portable.rms_norm")
+    assert (result.code, result.out) == (ExitCode.FAILED, "")
+    assert "error: kernel portable.rms_norm is written in Triton, which is not installed" in result.err
+    assert "hint: pip install triton" in result.err
+
+
+def test_a_wrong_name_loads_no_torch() -> None:
+    code = (
+        "import sys; from k3port.cli.main import main; "
+        "code = main(sys.argv[1:]); sys.exit(9 if {'torch', 'numpy', 'triton'} & set(sys.modules) else code)"
+    )
+    for name in ("portable.rms_nrm", "cuda.flashinfer_rms_norm"):
+        done = subprocess.run([sys.executable, "-c", code, "kernels", "check", name], cwd=ROOT, capture_output=True)
+        assert done.returncode == ExitCode.USAGE, done.stderr
+
+
+def test_the_documented_options_are_the_real_ones() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8").split("## k3port kernels check\n", 1)[1]
+    rows = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    assert rows is not None
+    cells = [row.split("|")[1] for row in rows[0].splitlines()[2:]]
+    documented = {option for cell in cells for option in re.findall(r"(?<![\w-])--?[a-z][a-z-]*", cell)}
+    check = kernels.commands["check"]
+    context = click.Context(check, help_option_names=["-h", "--help"])
+    real = {name for param in check.get_params(context) if isinstance(param, click.Option) for name in param.opts}
+    assert documented == real
+
+
+def test_the_names_of_targets_are_those_of_the_tools() -> None:
+    pytest.importorskip("triton")
+    from k3port.testing import emulation, xcompile
+
+    assert set(subject.ISAS) == set(emulation.PLATFORMS)
+    assert tuple(subject.TARGETS) == tuple(xcompile.ALL_TARGETS)

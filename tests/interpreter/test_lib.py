@@ -1,0 +1,47 @@
+"""The shared device functions, interpreted, against torch: ``interpreted_lib`` runs them in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed, so nothing can be interpreted")
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, float]:
+    path = f"PYTHONPATH={os.pathsep.join(sys.path)}"
+    command = ["env", "TRITON_INTERPRET=1", path, sys.executable, "-m", "interpreted_lib"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_cast_rounds_like_torch(results: dict[str, float], dtype: str) -> None:
+    """Bit for bit: halfway cases, subnormal numbers, the largest numbers, infinities, NaN."""
+    assert results[f"cast {dtype}: wrong bits"] == 0
+
+
+def test_the_interpreters_own_conversion_is_still_wrong(results: dict[str, float]) -> None:
+    """The day this fails, ``lib.cast`` is not needed any more."""
+    assert results["plain bfloat16: wrong bits"] > 1000
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_products(results: dict[str, float], dtype: str) -> None:
+    assert results[f"dot {dtype}: relative RMS"] < 2e-7
+
+
+def test_the_interpreters_own_product_of_bfloat16_is_still_wrong(results: dict[str, float]) -> None:
+    assert results["plain dot bfloat16: relative RMS"] > 1
+
+
+@pytest.mark.parametrize(("name", "bound"), [("sigmoid", 6e-7), ("tanh", 3e-7)])
+def test_functions_over_the_whole_range(results: dict[str, float], name: str, bound: float) -> None:
+    assert results[f"{name}: largest relative error"] < bound
+    assert results[f"{name}: ends"] == 0

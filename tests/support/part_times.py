@@ -1,0 +1,42 @@
+"""What each part of a test run took, by folder: the parts have budgets of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+PARTS = {
+    "tests/interpreter/": "interpreter",
+    "tests/amd_isa/": "emulator",
+    "tests/emulator/": "emulator",
+    "tests/xcompile/": "compile",
+    "tests/gpu/": "gpu",
+}
+OTHER = "unit and parity"
+
+
+def part_of(nodeid: str) -> str:
+    return next((part for folder, part in PARTS.items() if nodeid.startswith(folder)), OTHER)
+
+
+def part_times(reports: Iterable[Any]) -> list[str]:
+    """One line per part, longest first: tests, seconds summed over all processes, and from the first start to the last
+    end. Reports of one test are its setup, call and teardown.
+    """
+    tests: dict[str, set[str]] = {}
+    seconds: dict[str, float] = {}
+    span: dict[str, tuple[float, float]] = {}
+    for report in reports:
+        nodeid, duration = getattr(report, "nodeid", ""), getattr(report, "duration", None)
+        if duration is None or "::" not in nodeid:
+            continue
+        part = part_of(nodeid)
+        tests.setdefault(part, set()).add(nodeid)
+        seconds[part] = seconds.get(part, 0.0) + duration
+        start, stop = getattr(report, "start", 0.0), getattr(report, "stop", 0.0)
+        first, last = span.get(part, (start, stop))
+        span[part] = min(first, start), max(last, stop)
+    return [
+        f"{part}: {len(tests[part])} tests, {seconds[part]:.1f} s of work, {span[part][1] - span[part][0]:.1f} s on the clock"
+        for part in sorted(tests, key=lambda part: -seconds[part])
+    ]
