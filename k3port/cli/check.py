@@ -14,7 +14,8 @@ from k3port.cli.options import COUNT, MAX_SEED
 from k3port.cli.plan import start
 from k3port.errors import ExitCode, K3Error, NumericsError, UsageError
 from k3port.plugins import default_registry
-from k3port.testing.subject import DTYPES, ISAS, TARGETS, find_subject
+from k3port.testing.subject import DTYPES, find_subject
+from k3port.testing.targets import ISAS, TARGETS
 
 MAX_MUTANTS = 100_000
 MAX_JOBS = 1024

@@ -41,10 +41,15 @@ class KdaParams:
 
 @dataclass(frozen=True, slots=True)
 class KdaState:
-    """Per layer and state slot: ``conv`` ``[S, W-1, 3P]`` raw inputs, ``recurrent`` float32 ``[S, H, V, K]``."""
+    """Per layer and state slot: ``conv`` ``[S, W-1, 3P]`` raw inputs, ``recurrent`` float32 ``[S, H, V, K]``.
+
+    ``arrivals`` int32 ``[S, H]``, zero between calls: where programs that share a head count themselves. It belongs to
+    the slot because one slot is never worked on twice at a time. None where no kernel needs it.
+    """
 
     conv: torch.Tensor
     recurrent: torch.Tensor
+    arrivals: torch.Tensor | None = None
 
 
 def kda_gate(

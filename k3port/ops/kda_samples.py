@@ -183,6 +183,7 @@ def block_samples(dtype: torch.dtype, gen: torch.Generator, params_type: Any, st
         state = state_type(
             conv=torch.randn(num_slots, width - 1, 3 * channels, generator=gen).to(dtype),
             recurrent=torch.randn(num_slots, heads, dim, dim, generator=gen) * 0.2,
+            arrivals=torch.zeros(num_slots, heads, dtype=torch.int32),
         )
         args = {
             "qkv": torch.randn(tokens, 3 * channels, generator=gen).to(dtype),

@@ -36,7 +36,8 @@ class StatePool:
                 dtype=torch.float64 if dtype == torch.float64 else torch.float32,
                 device=device,
             )
-            self.layers[layer] = KdaState(conv, recurrent)
+            arrivals = torch.zeros(recurrent.shape[:2], dtype=torch.int32, device=recurrent.device)
+            self.layers[layer] = KdaState(conv, recurrent, arrivals)
         self._free = list(range(num_requests, NULL_SLOT, -1))
 
     @property

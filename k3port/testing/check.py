@@ -20,10 +20,11 @@ from k3port import __version__
 from k3port.errors import ExitCode, K3Error
 from k3port.oracle.profile import Profile, load_profiles
 from k3port.oracle.spec import KernelSpec
-from k3port.plugins import ENTRY_POINT_GROUP, Registry
+from k3port.plugins import Registry
 from k3port.runtime.platforms import find_profile
-from k3port.testing.subject import DTYPES, ISAS, TARGETS, is_triton, runs_on_cpu
+from k3port.testing.subject import DTYPES, is_triton, runs_on_cpu
 from k3port.testing.suite import SuiteReport, run_suite
+from k3port.testing.targets import ISAS, TARGETS
 
 if TYPE_CHECKING:
     from k3port.testing.emulation import EmulationReport
@@ -150,6 +151,7 @@ def check_kernel(
         seconds["contract"] = sum(run.seconds for run in suites)
     compilation, emulations = None, []
     if is_triton(spec):
+        # A composite has no host code of its own to compile; its parts are kernels with checks of their own.
         if targets and not spec.parts:
             progress(f"compilation for {', '.join(targets)} ...")
             begin = time.perf_counter()
@@ -208,7 +210,7 @@ def _interpret(spec: KernelSpec, name: str, names: tuple[str, ...]) -> SuiteRepo
 
     dtypes = [dtype for dtype in INTERPRETED_DTYPES if not names or dtype in names]
     try:
-        (report,) = run_interpreted([spec], platform=name, dtypes=dtypes, plugins=_plugins_of(spec))
+        (report,) = run_interpreted([spec], platform=name, dtypes=dtypes)
     except InterpreterFailed as exc:
         raise K3Error(
             f"kernel {spec.name} cannot be interpreted",
@@ -216,18 +218,6 @@ def _interpret(spec: KernelSpec, name: str, names: tuple[str, ...]) -> SuiteRepo
             hint="its module and its plugin must be importable in a new process",
         ) from None
     return report
-
-
-def _plugins_of(spec: KernelSpec) -> list[str]:
-    """The module of the installed plugin that has this kernel; empty for a built-in one."""
-    for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
-        try:
-            names = [kernel.name for kernel in point.load().k3port_kernels()]
-        except Exception:  # the registry has told what is wrong with this plugin
-            continue
-        if spec.name in names:
-            return [point.module]
-    return []
 
 
 def _compile(
@@ -299,13 +289,15 @@ def _not_run(
         found.append(f"the contract suite: {spec.name} needs a GPU of {' or '.join(vendors) or 'its vendor'}")
     if not is_triton(spec):
         return found
-    if missing := [name for name in TARGETS if name not in targets]:
+    if spec.parts:
+        found.append(f"compilation: check the parts, {', '.join(spec.parts)}")
+    elif missing := [name for name in TARGETS if name not in targets]:
         found.append(f"compilation for {', '.join(missing)}")
     if missing := [name for name in ISAS if name not in isas and _is_for(spec, "amd")]:
         found.append(f"emulation of {', '.join(missing)}")
     if emulations:
         found.append(
-            "in emulation: the contract's invariants; strided and permuted rows; in further dtypes, large samples"
+            "in emulation: strided and permuted rows; invariants on large calls; in further dtypes, large samples"
         )
     if left_out := dict.fromkeys(sample for emulation in emulations for sample in emulation.left_out):
         found.append(f"in emulation, for their size: {', '.join(left_out)}")

@@ -7,7 +7,6 @@ nothing is said of timing, of cache coherence, or of races in global memory.
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,17 +17,16 @@ from unittest import mock
 import torch
 
 from k3port.ops.contract import Contract, Sample
-from k3port.oracle.profile import get_profile
-from k3port.oracle.spec import KernelSpec, Target
+from k3port.oracle.spec import KernelSpec
 from k3port.testing.amd_isa import LaunchReport, MutationReport, emulate
 from k3port.testing.amd_isa import mutate as drop_instructions
 from k3port.testing.contract import memory
 from k3port.testing.contract.reference import contract_samples, dtype_name, op_contracts, sample_query
 from k3port.testing.contract.variants import Variant
-from k3port.testing.suite import SuiteReport, run_suite
+from k3port.testing.subject import admits_dtype
+from k3port.testing.suite import INVARIANT, SuiteReport, run_suite
+from k3port.testing.targets import platform_target
 
-PLATFORMS = {"gfx942": "mi325x", "gfx950": "mi355x"}
-"""The platform whose limits count for each instruction set."""
 DTYPES: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float32, torch.float16)
 MAX_ROWS = 144
 """Most tokens times heads of a sample: an emulated wave takes 10 to 20 us per instruction. Two chunks of 64 and a tail
@@ -45,7 +43,7 @@ class EmulationReport:
     """What the emulated launches of one kernel on one instruction set showed.
 
     Attributes:
-        suite: the samples, with their errors and refusals. Invariants are not part of it.
+        suite: the samples and the invariants, with their errors and refusals.
         left_out: samples that are too large, with their size.
         launches, instructions: how many there were; an instruction of one wave counts once.
         races: conflicting uses of LDS by two waves without a barrier between them.
@@ -84,11 +82,6 @@ class EmulationReport:
         return tuple(found)
 
 
-def emulation_target(arch: str) -> Target:
-    """What kernels are asked about for an instruction set."""
-    return get_profile(PLATFORMS[arch]).target()
-
-
 def rows(contract: Contract, sample: Sample) -> int:
     """Tokens times heads of a sample, a measure of what emulating it costs."""
     axes = sample_query(contract, sample, torch.float32).axes
@@ -118,14 +111,6 @@ def exact_bounds() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def emulated_calls() -> Iterator[None]:
-    """Exact bounds, and no word on a default of Triton 3.10: kernels are compiled as real launches compile them."""
-    with exact_bounds(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")
-        yield
-
-
 def run_emulated(
     spec: KernelSpec,
     kernels: Iterable[KernelSpec],
@@ -138,7 +123,7 @@ def run_emulated(
     seed: int = 0,
     ulp_noise: bool = False,
 ) -> EmulationReport:
-    """Runs the small samples of a Triton kernel's contract on ``gfx942`` or ``gfx950`` in emulation.
+    """Runs the small samples and the invariants of a Triton kernel's contract on ``gfx942`` or ``gfx950`` in emulation.
 
     Args:
         kernels: where the parts of a composite come from.
@@ -151,9 +136,7 @@ def run_emulated(
     begin, known = time.perf_counter(), tuple(kernels)
     choice = Affordable(spec.op, max_rows)
     # What the record admits comes first: the first dtype takes the large samples.
-    dtypes = sorted(
-        dtypes, key=lambda dtype: bool(spec.requires.dtypes) and dtype_name(dtype) not in spec.requires.dtypes
-    )
+    dtypes = sorted(dtypes, key=lambda dtype: not admits_dtype(spec, dtype_name(dtype)))
     suite, launches = _run(spec, known, arch, dtypes, variants, choice, ulp_noise=ulp_noise)
     mutation = None
     if mutate and suite.ran and not suite.faults:
@@ -182,16 +165,24 @@ def _run(
     samples: Affordable,
     **options: Any,
 ) -> tuple[SuiteReport, list[LaunchReport]]:
-    """All samples in the first dtype and memory order; the small ones in the other dtypes, and in the other orders."""
+    """All samples in the first dtype and memory order; the small ones in the other dtypes, and in the other orders.
+
+    The invariants come with the first: a wave that stores a number in place before another one has read it is seen by
+    no check of LDS, and samples need not see it either.
+    """
     small = Affordable(spec.op, min(samples.most, MAX_ROWS_AGAIN))
-    asked = [(dtypes[:1], variants[:1], samples), (dtypes[1:], variants[:1], small), (dtypes[:1], variants[1:], small)]
-    with emulated_calls(), emulate(arch, **options) as launches:
+    asked = [
+        (dtypes[:1], variants[:1], samples, samples),
+        (dtypes[1:], variants[:1], small, False),
+        (dtypes[:1], variants[1:], small, False),
+    ]
+    with exact_bounds(), emulate(arch, **options) as launches:
         first, second, third = (
             run_suite(
-                spec, kernels, target=emulation_target(arch), dtypes=tuple(types), samples=choice, variants=orders,
-                invariants=False,
+                spec, kernels, target=platform_target(arch), dtypes=tuple(types), samples=choice, variants=orders,
+                invariants=invariants,
             )
-            for types, orders, choice in asked
+            for types, orders, choice, invariants in asked
         )  # fmt: skip
     return SuiteReport(spec.name, (*first.cases, *second.cases, *third.ran)), list(launches)
 
@@ -206,11 +197,12 @@ def _mutated(
 ) -> MutationReport:
     """Drops instructions under the samples that ran in one dtype; the first one that fails ends the run of a mutant."""
     name = suite.ran[0].dtype
-    cases = dict.fromkeys((case.sample, case.variant) for case in suite.ran if case.dtype == name)
-    target, dtype = emulation_target(arch), getattr(torch, name)
+    ran = (case for case in suite.ran if case.dtype == name and case.variant != INVARIANT)
+    cases = dict.fromkeys((case.sample, case.variant) for case in ran)
+    target, dtype = platform_target(arch), getattr(torch, name)
 
     def run() -> None:
-        with emulated_calls():
+        with exact_bounds():
             for wanted, variant in cases:
                 run_suite(
                     spec, kernels, target=target, dtypes=(dtype,), invariants=False,

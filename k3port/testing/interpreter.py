@@ -22,13 +22,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from k3port.oracle.profile import load_profiles
 from k3port.oracle.spec import KernelSpec
 from k3port.plugins import make_registry
+from k3port.testing.subject import admits_dtype
 
 if TYPE_CHECKING:
+    import torch
+
     from k3port.ops.contract import Sample
     from k3port.testing.suite import SuiteReport
 
@@ -64,12 +68,13 @@ def run_interpreted(
     """Runs the contract suite of some kernels in Triton's interpreter.
 
     Args:
-        kernels: names, or records with these names, of the built-in registry or of ``plugins``.
+        kernels: names, or records with these names: built-in, of an installed plugin, or of ``plugins``.
         platform: whose profile the kernels' records are asked about, so that a kernel for GPUs is not refused.
         dtypes: names, such as ``bfloat16``. Strides and the order of calls do not depend on the dtype: the first one
-            gets all variants and the invariants, the others the first variant alone.
+            gets the invariants, and the ordinary samples (all, where every one is adversarial) get all variants in it.
+            Everything else is called in the first variant alone.
         samples: ``module:function`` of a predicate on samples; empty takes all.
-        plugins: modules with hooks that register more kernels.
+        plugins: modules with hooks that register more kernels; installed plugins are there anyway.
 
     Returns:
         One report per kernel. A process that died leaves a report whose fault names the case that it was in.
@@ -145,7 +150,19 @@ def _load(path: str) -> Callable[[Sample], bool] | None:
     return getattr(importlib.import_module(module), name) if module else None
 
 
-def _let_arguments_be_counts(interpreter: Any) -> None:
+def _ordinary(
+    spec: KernelSpec, dtype: torch.dtype, wanted: Callable[[Sample], bool] | None
+) -> Callable[[Sample], bool]:
+    """Of the samples that are wanted, those that are not adversarial; all, where every one is."""
+    from k3port.testing.contract.reference import contract_samples, op_contracts
+
+    samples = [sample for contract in op_contracts(spec.op) for sample in contract_samples(contract, dtype)]
+    taken = [sample for sample in samples if wanted is None or wanted(sample)]
+    names = {sample.name for sample in taken if not sample.adversarial} or {sample.name for sample in taken}
+    return lambda sample: sample.name in names and (wanted is None or wanted(sample))
+
+
+def let_arguments_be_counts(interpreter: Any) -> None:
     """As Triton 3.9 does it: 3.6 converts arrays of one element to Python numbers in a way that NumPy 2.4 refuses."""
     patch = getattr(interpreter, "_patch_lang_tensor", None)
     if patch is None:
@@ -178,13 +195,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Its default changes with Triton 3.10; every tool of the kit compiles and interprets the same way.
     if hasattr(knobs, "language") and hasattr(knobs.language, "default_fp_fusion"):
         knobs.language.default_fp_fusion = True
-    _let_arguments_be_counts(importlib.import_module("triton.runtime.interpreter"))
+    let_arguments_be_counts(importlib.import_module("triton.runtime.interpreter"))
     torch.set_num_threads(1)
 
-    from k3port.testing.suite import CaseReport, SuiteReport, run_suite
+    from k3port.testing.suite import SuiteReport, run_suite
 
     modules = [importlib.import_module(name) for name in options.plugins]
-    registry = make_registry(modules, entry_points=False)
+    registry = make_registry(modules)
     target = load_profiles()[options.platform].target()
 
     def tell(**values: Any) -> None:
@@ -201,20 +218,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         def started(*case: str, spec: KernelSpec = spec) -> None:
             tell(kernel=spec.name, op=spec.op, case=case)
 
-        cases: list[CaseReport] = []
-        for number, dtype in enumerate(options.dtypes):
-            report = run_suite(
-                spec,
-                registry.kernels,
-                target=target,
-                dtypes=[getattr(torch, dtype)],
-                samples=_load(options.samples),
-                variants=options.variants if number == 0 else options.variants[:1],
-                invariants=number == 0 and not options.no_invariants,
-                started=started,
-            )
-            cases += report.cases
-        tell(report=SuiteReport(name, tuple(cases)).to_dict())
+        run = partial(run_suite, spec, registry.kernels, target=target, started=started)
+        # What the record admits comes first: that dtype gets the memory orders and the invariants.
+        dtypes = sorted(options.dtypes, key=lambda dtype: not admits_dtype(spec, dtype))
+        first, *others = (getattr(torch, dtype) for dtype in dtypes)
+        order, *orders = options.variants
+        wanted = _load(options.samples)
+        cases = run(dtypes=[first], variants=[order], samples=wanted, invariants=not options.no_invariants).cases
+        cases += run(dtypes=others, variants=[order], samples=wanted, invariants=False).cases
+        if orders:
+            cases += run(dtypes=[first], variants=orders, samples=_ordinary(spec, first, wanted), invariants=False).ran
+        tell(report=SuiteReport(name, cases).to_dict())
     return 0
 
 

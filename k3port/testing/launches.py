@@ -21,7 +21,7 @@ from triton.compiler import make_backend
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-from k3port.backends.portable import launch as portable_launch
+from k3port.backends.portable.launch import Lookup, pretend_arch, watch_tuned
 
 ENABLE_FP_FUSION = True
 """Products and sums become FMA unless a launch says otherwise. Explicit: Triton's default depends on its version."""
@@ -93,21 +93,13 @@ class Launch:
         return self.constants[(self.function.arg_names.index(name),)]
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """A look-up of a tuned configuration: the kernel's name in ``configs/`` and the axes that it was asked with."""
-
-    kernel: str
-    axes: tuple[tuple[str, int], ...]
-
-
 @dataclass
 class Recording:
-    """What happened inside :func:`record`, in order."""
+    """What happened inside :func:`record`, in order: launches, and look-ups of tuned configurations."""
 
     arch: str
     launches: list[Launch] = field(default_factory=list)
-    tuned: list[Tuned] = field(default_factory=list)
+    tuned: list[Lookup] = field(default_factory=list)
 
 
 def gpu_target(arch: str) -> GPUTarget:
@@ -156,7 +148,6 @@ def record(arch: str, *, every_autotuned: bool = False) -> Iterator[Recording]:
     target = gpu_target(arch)
     backend = make_backend(target)
     found = Recording(arch)
-    look_up = portable_launch._tuned
     labels: list[str] = []
 
     def run(self: JITFunction[Any], *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
@@ -170,15 +161,11 @@ def record(arch: str, *, every_autotuned: bool = False) -> Iterator[Recording]:
             finally:
                 labels.pop()
 
-    def noted(kernel: str, arch_name: str, axes: tuple[tuple[str, int], ...]) -> portable_launch.Config:
-        found.tuned.append(Tuned(kernel, axes))
-        return look_up(kernel, arch_name, axes)
-
     with (
-        portable_launch.pretend_arch(arch),
+        pretend_arch(arch),
         mock.patch.object(JITFunction, "run", run),
         mock.patch.object(Autotuner, "run", tune),
-        mock.patch.object(portable_launch, "_tuned", noted),
+        watch_tuned() as found.tuned,
     ):
         yield found
 

@@ -12,10 +12,6 @@ from k3port.oracle.spec import KernelSpec
 from k3port.plugins import Registry
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-ISAS = ("gfx942", "gfx950")
-"""Instruction sets that can be emulated."""
-TARGETS = ("sm_90", "sm_100", "sm_103", "sm_120", "sm_121", "gfx942", "gfx950", "gfx1250")
-"""Architectures that kernels are compiled for."""
 
 
 def find_subject(name: str, registry: Registry) -> KernelSpec:
@@ -49,6 +45,11 @@ def find_subject(name: str, registry: Registry) -> KernelSpec:
 def is_triton(spec: KernelSpec) -> bool:
     """Whether the kernel is made of Triton code of its own package, so that it can be interpreted and compiled."""
     return any(Requirement(text).name == "triton" for text in spec.requires.packages)
+
+
+def admits_dtype(spec: KernelSpec, name: str) -> bool:
+    """Whether the record admits activations of a dtype."""
+    return not spec.requires.dtypes or name in spec.requires.dtypes
 
 
 def runs_on_cpu(spec: KernelSpec) -> bool:

@@ -151,7 +151,7 @@ def run_suite(
     dtypes: Sequence[torch.dtype] = DTYPES,
     samples: Callable[[Sample], bool] | None = None,
     variants: Sequence[Variant] = VARIANTS,
-    invariants: bool = True,
+    invariants: bool | Callable[[Sample], bool] = True,
     started: Callable[[str, str, str], None] | None = None,
 ) -> SuiteReport:
     """Runs a kernel on every sample of its op's contracts that its record admits on ``target``.
@@ -162,7 +162,8 @@ def run_suite(
         device: where the kernel runs. The reference runs on the CPU in float64.
         samples: which samples to take; None takes all.
         variants: memory orders of the token rows, where a sample has any.
-        invariants: whether the contract's invariants are checked too (not in float64).
+        invariants: whether the contract's invariants are checked too (not in float64); or which of their calls the
+            kernel gets, the reference taking the others.
         started: called with dtype, sample and variant of each case before it runs: what a crash leaves behind.
     """
     cases: list[CaseReport] = []
@@ -191,7 +192,8 @@ def run_suite(
                     seconds = time.perf_counter() - begin
                     cases.append(CaseReport(report.dtype, phase, sample.name, variant, seconds, report))
             if invariants and dtype != torch.float64:
-                cases += _invariants(spec, contract, dtype, known, target, device, started)
+                calls = None if invariants is True else invariants
+                cases += _invariants(spec, contract, dtype, known, target, device, started, calls)
     return SuiteReport(spec.name, tuple(cases))
 
 
@@ -203,6 +205,7 @@ def _invariants(
     target: Target,
     device: str,
     started: Callable[[str, str, str], None] | None,
+    calls: Callable[[Sample], bool] | None,
 ) -> Iterable[CaseReport]:
     if not spec.is_built:
         return
@@ -212,7 +215,9 @@ def _invariants(
             started(name, invariant.name, INVARIANT)
         begin, faults, refusal = time.perf_counter(), (), None
         try:
-            refusal = invariant_refusal(spec, contract, invariant, dtype, kernels, phase, target=target, device=device)
+            refusal = invariant_refusal(
+                spec, contract, invariant, dtype, kernels, phase, target=target, device=device, calls=calls
+            )
         except Exception as exc:
             faults = (f"does not keep it: {type(exc).__name__}: {exc}",)
         seconds = time.perf_counter() - begin

@@ -9,13 +9,15 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+import xcompile_kernels as toys
 from triton.compiler.errors import CompilationError
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
 from k3port.backends.portable import launch as portable
-from k3port.testing.amd_isa import EmuError, LaunchReport, emulate, run_kernel
+from k3port.testing.amd_isa import EmuError, LaunchReport, emulate, launch, run_kernel
 from k3port.testing.amd_isa.compile import attributes, type_of
+from k3port.testing.launches import record
 
 
 @triton.jit
@@ -193,3 +195,37 @@ def test_num_programs_and_group_sizes_are_passed() -> None:
     with emulate("gfx950"):
         positions[(3, 2)](o)
     assert o.tolist() == list(range(6))
+
+
+class Stopped(Exception):
+    """Raised in place of a compilation."""
+
+
+@pytest.mark.parametrize(
+    "changed", [{}, {"seven": 1, "one": 2**31}, {"sixteen": 0, "switch": False}, {"none_ptr": 3.5}]
+)
+@pytest.mark.parametrize("offset", [0, 1])
+def test_a_launch_is_read_as_triton_itself_reads_it(
+    changed: dict[str, object], offset: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Types, constants, alignment and ranges are those of Triton's own binder, so the same code is compiled."""
+    x = torch.empty(5, 34, dtype=torch.bfloat16)[:, offset : offset + 32]
+    values = {"none_ptr": None, "one": 1, "sixteen": 64, "seven": 7, "switch": True, "number": 0.5, **changed}
+    values |= {"y_ptr": torch.empty(8), "stride": x.stride(0), "D": 96, "T": tl.bfloat16}
+    seen: list[tuple[object, ...]] = []
+
+    def stop(function: object, types: object, constants: object, attrs: object, *rest: object) -> None:
+        seen.append((types, constants, attrs, rest[-1]))
+        raise Stopped
+
+    monkeypatch.setattr(launch, "compile_kernel", stop)
+    with record("gfx950") as recording:
+        toys.arguments_kernel[(3, 2)](x, num_warps=2, **values)
+    with pytest.raises(Stopped), emulate("gfx950"):
+        toys.arguments_kernel[(3, 2)](x, num_warps=2, **values)
+    (wanted,) = recording.launches
+    names = list(wanted.signature)
+    types = {name: kind for name, kind in wanted.signature.items() if kind != "constexpr"}
+    constants = {names[path[0]]: value for path, value in wanted.constants.items()}
+    known = {names[path[0]]: value for path, value in wanted.attributes.items()}
+    assert seen == [(types, constants, known, dict(wanted.options))]

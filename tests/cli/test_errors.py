@@ -126,7 +126,7 @@ def test_a_file_whose_name_has_spaces_is_named(k3port: Any, tmp_path: Path) -> N
 
 def test_a_prompt_without_its_command(k3port: Any) -> None:
     short, long = k3port("SECRET_A"), k3port("x" * 25)
-    hint = 'hint: commands: doctor, kernels, plan, run; a prompt comes after run: k3port run "…"\n'
+    hint = 'hint: commands: bench, doctor, kernels, plan, run; a prompt comes after run: k3port run "…"\n'
     assert (short.code, short.err) == (ExitCode.USAGE, f"error: unknown command SECRET_A\n{hint}")
     assert (long.code, long.err) == (ExitCode.USAGE, f"error: unknown command\n{hint}")
     dash = k3port("run", "-SECRET")

@@ -101,9 +101,8 @@ def test_explain_as_json(k3port: Any, k3: Path) -> None:
     codes = {c["name"]: c["code"] for c in decode["candidates"]}
     assert codes["cuda.flashinfer_kda_decode"] == "AXIS"
     (chosen,) = decode["would_run"]
-    assert chosen["kernel"].startswith("portable.")
-    assert codes[chosen["kernel"]] == "NOT_BUILT"
-    assert decode["runs_now"][0]["kernel"] == "reference.kda"
+    assert chosen["kernel"] == decode["runs_now"][0]["kernel"] == "portable.kda_decode_fused"
+    assert codes[chosen["kernel"]] == ""
     assert "--tp 8" in next(c for c in decode["candidates"] if c["name"] == "cuda.flashinfer_kda_decode")["detail"]
 
 

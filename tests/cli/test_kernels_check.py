@@ -192,11 +192,3 @@ def test_the_documented_options_are_the_real_ones() -> None:
     context = click.Context(check, help_option_names=["-h", "--help"])
     real = {name for param in check.get_params(context) if isinstance(param, click.Option) for name in param.opts}
     assert documented == real
-
-
-def test_the_names_of_targets_are_those_of_the_tools() -> None:
-    pytest.importorskip("triton")
-    from k3port.testing import emulation, xcompile
-
-    assert set(subject.ISAS) == set(emulation.PLATFORMS)
-    assert tuple(subject.TARGETS) == tuple(xcompile.ALL_TARGETS)

@@ -15,7 +15,8 @@ from k3port.testing.amd_isa.core import Step, nothing  # noqa: E402
 from k3port.testing.amd_isa.execute import MAX_INSTRUCTIONS  # noqa: E402
 from k3port.testing.amd_isa.launch import LaunchReport, observed  # noqa: E402
 from k3port.testing.amd_isa.program import Program  # noqa: E402
-from k3port.testing.emulation import PLATFORMS, EmulationReport, run_emulated  # noqa: E402
+from k3port.testing.emulation import EmulationReport, run_emulated  # noqa: E402
+from k3port.testing.targets import ISAS  # noqa: E402
 
 KERNELS = make_registry(entry_points=False).kernels
 
@@ -48,13 +49,13 @@ class WithoutBarriers:
         """Nothing to do."""
 
 
-@pytest.mark.parametrize("arch", PLATFORMS)
+@pytest.mark.parametrize("arch", ISAS)
 def test_the_kernel_without_a_fault_passes(arch: str) -> None:
     report = emulated("right", arch)
     assert report.faults == () and report.launches > 0
 
 
-@pytest.mark.parametrize("arch", PLATFORMS)
+@pytest.mark.parametrize("arch", ISAS)
 def test_a_missing_load_mask_is_out_of_bounds_and_names_its_line(arch: str) -> None:
     report = emulated("no_load_mask", arch)
     assert report.out_of_bounds
@@ -64,14 +65,14 @@ def test_a_missing_load_mask_is_out_of_bounds_and_names_its_line(arch: str) -> N
     assert set(report.out_of_bounds) == set(report.faults)
 
 
-@pytest.mark.parametrize("arch", PLATFORMS)
+@pytest.mark.parametrize("arch", ISAS)
 def test_a_wrong_mask_shows_in_the_numbers(arch: str) -> None:
     report = emulated("wrong_mask", arch)
     assert not report.out_of_bounds and not report.races
     assert any("'rows': y: relative RMS error" in fault for fault in report.faults)
 
 
-@pytest.mark.parametrize("arch", PLATFORMS)
+@pytest.mark.parametrize("arch", ISAS)
 def test_one_row_too_many_in_a_ragged_tail_is_out_of_bounds(arch: str) -> None:
     report = emulated("ragged_tail", arch)
     # 37 rows are no multiple of the rows of a program, 5 neither.
@@ -79,7 +80,7 @@ def test_one_row_too_many_in_a_ragged_tail_is_out_of_bounds(arch: str) -> None:
     assert any("'zero, tiny and large rows" in fault for fault in report.out_of_bounds)
 
 
-@pytest.mark.parametrize("arch", PLATFORMS)
+@pytest.mark.parametrize("arch", ISAS)
 def test_a_missing_barrier_is_a_race(arch: str) -> None:
     without = WithoutBarriers()
     with observed(without):

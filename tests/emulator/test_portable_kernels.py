@@ -11,8 +11,9 @@ from k3port.ops.contract import Sample
 from k3port.oracle.spec import KernelSpec
 from k3port.plugins import make_registry
 from k3port.testing.contract.reference import contract_samples, op_contracts
-from k3port.testing.emulation import MAX_ROWS, PLATFORMS, Affordable, emulation_target, rows, run_emulated
+from k3port.testing.emulation import MAX_ROWS, Affordable, rows, run_emulated
 from k3port.testing.subject import is_triton
+from k3port.testing.targets import ISAS, platform_target
 
 pytest.importorskip("triton")
 
@@ -21,7 +22,7 @@ KERNELS = [spec for spec in REGISTRY.kernels if spec.is_built and is_triton(spec
 DTYPES = (torch.bfloat16, torch.float32)
 
 
-@pytest.mark.parametrize("arch", PLATFORMS)
+@pytest.mark.parametrize("arch", ISAS)
 @pytest.mark.parametrize("spec", KERNELS, ids=lambda spec: spec.name)
 def test_numbers_bounds_and_synchronisation(spec: KernelSpec, arch: str) -> None:
     report = run_emulated(spec, REGISTRY.kernels, arch, dtypes=DTYPES)
@@ -55,9 +56,9 @@ def test_a_sample_beyond_the_limit_is_left_out() -> None:
     assert "'rows' (37 rows)" in small.left_out() and large.left_out() == ()
 
 
-@pytest.mark.parametrize("arch", PLATFORMS)
+@pytest.mark.parametrize("arch", ISAS)
 def test_refusals_are_asked_of_a_platform_of_that_instruction_set(arch: str) -> None:
-    assert (emulation_target(arch).device.vendor, emulation_target(arch).device.arch) == ("amd", arch)
+    assert (platform_target(arch).device.vendor, platform_target(arch).device.arch) == ("amd", arch)
 
 
 def test_large_samples_run_once_and_in_a_dtype_that_the_record_admits() -> None:

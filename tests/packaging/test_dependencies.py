@@ -12,17 +12,26 @@ ROOT = Path(__file__).resolve().parents[2]
 MODULE_OF = {"pyyaml": "yaml"}
 OPTIONAL = {"transformers"}
 """Imported inside a function, with an error that names the extra."""
+ROOMS = {"triton": ("backends/portable/", "testing/"), "fla": ("testing/bench/peers/",)}
+"""Optional packages, and the folders that may import them: all that is loaded without them lies elsewhere."""
 
 
 def imported() -> set[str]:
     names: set[str] = set()
     for file in (ROOT / "k3port").rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                names |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                names.add(node.module.partition(".")[0])
+        place = file.relative_to(ROOT / "k3port").as_posix()
+        names |= {name for name in _imports(file) if not place.startswith(ROOMS.get(name, ("/",)))}
     return names - set(sys.stdlib_module_names) - {"k3port"}
+
+
+def _imports(file: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    return names
 
 
 def declared() -> set[str]:

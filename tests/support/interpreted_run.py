@@ -24,13 +24,13 @@ from k3port.runtime import prepare, runtime
 from k3port.runtime.placement import Placement
 from k3port.runtime.request import SamplingParams
 from k3port.runtime.runtime import Runtime
-from k3port.testing.interpreter import _let_arguments_be_counts
+from k3port.testing.interpreter import let_arguments_be_counts
 
 IDS = [5, 9, 2, 77, 100, 31, 8, 64, 12, 3, 90]
 
 
 def main(folder: Path) -> None:
-    _let_arguments_be_counts(interpreter)  # Triton 3.6
+    let_arguments_be_counts(interpreter)  # Triton 3.6
     with tempfile.TemporaryDirectory() as root:
         machine = look(Path(root), nvidia_probe(Card("GPU-0")), torch=TorchBuild("2.14.0+cu130", cuda="13.0"))
     prepare.detect_here = lambda registry: machine

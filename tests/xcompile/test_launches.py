@@ -123,7 +123,7 @@ def test_look_ups_of_tuned_configurations_are_noted() -> None:
     with record("gfx950") as recording:
         rms_norm(torch.empty(3, 7168), torch.empty(7168), 1e-5)
     (tuned,) = recording.tuned
-    assert (tuned.kernel, dict(tuned.axes)["D"]) == ("rms_norm", 7168)
+    assert (tuned.name, dict(tuned.axes)["D"]) == ("rms_norm", 7168)
 
 
 def test_a_launch_travels_to_another_process() -> None:

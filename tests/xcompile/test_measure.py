@@ -12,15 +12,13 @@ import xcompile_kernels as toys
 from triton.compiler import ASTSource
 
 from k3port.testing.launches import Launch, gpu_target, record
-from k3port.testing.xcompile.measure import amd_resources, nvidia_resources
-from k3port.testing.xcompile.targets import (
-    ALL_TARGETS,
-    AMD_TARGETS,
+from k3port.testing.targets import AMD_TARGETS, TARGETS, shared_limit
+from k3port.testing.xcompile.compute_units import (
     COMPUTE_UNITS,
     register_waves,
-    shared_limit,
     waves_per_simd,
 )
+from k3port.testing.xcompile.measure import amd_resources, nvidia_resources
 
 
 def compiled(launch: Launch) -> triton.compiler.CompiledKernel:
@@ -66,7 +64,7 @@ def test_waves_per_simd(arch: str, vgprs: int, shared: int, num_warps: int, wave
 
 
 def test_limits_come_from_the_platforms() -> None:
-    limits = {arch: shared_limit(arch) for arch in ALL_TARGETS}
+    limits = {arch: shared_limit(arch) for arch in TARGETS}
     assert limits["gfx942"] == 65536 and limits["sm_120"] == 101376 and limits["sm_90"] == 232448
     assert all(COMPUTE_UNITS[arch].lds_bytes == limits[arch] for arch in AMD_TARGETS)
 

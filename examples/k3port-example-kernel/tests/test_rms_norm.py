@@ -10,7 +10,7 @@ NAME = "example.rms_norm"
 
 
 def test_the_contract_in_the_interpreter():
-    (report,) = run_interpreted([NAME], plugins=["k3port_example_kernel.plugin"])
+    (report,) = run_interpreted([NAME])
     assert report.ran
     report.check()
 

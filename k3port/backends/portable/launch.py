@@ -20,6 +20,7 @@ from importlib import resources
 from typing import Any
 
 import triton
+from triton import knobs
 
 INTERPRETER = "interpreter"
 """Architecture name under Triton's interpreter."""
@@ -45,15 +46,26 @@ class Entry:
         )
 
 
+@dataclass(frozen=True)
+class Lookup:
+    """One look-up of a tuned configuration: the file's name in ``configs/``, the axes it was asked with, the answer."""
+
+    name: str
+    axes: tuple[tuple[str, int], ...]
+    config: tuple[tuple[str, int], ...]
+
+
 _pretended: list[str] = []
 _forced: list[tuple[str, Config]] = []
+_watching: list[list[Lookup]] = []
 
 
 @functools.cache
 def _device_arch() -> str:
-    if triton.knobs.runtime.interpret:
+    if knobs.runtime.interpret:
         return INTERPRETER
-    target = triton.runtime.driver.active.get_current_target()  # pyright: ignore[reportAttributeAccessIssue]
+    driver: Any = triton.runtime.driver
+    target = driver.active.get_current_target()
     return f"sm_{target.arch}" if target.backend == "cuda" else str(target.arch).split(":", 1)[0]
 
 
@@ -69,7 +81,7 @@ def entries(kernel: str) -> tuple[Entry, ...]:
     Raises:
         ValueError: the file names another kernel, or its last entry does not fit everything.
     """
-    path = resources.files(__package__).joinpath("configs", f"{kernel}.json")
+    path = resources.files("k3port.backends.portable").joinpath("configs", f"{kernel}.json")
     data = json.loads(path.read_text(encoding="utf-8"))
     found = tuple(
         Entry(
@@ -95,7 +107,25 @@ def tuned(kernel: str, **axes: int) -> Config:
     for name, config in reversed(_forced):
         if name == kernel:
             return config
-    return _tuned(kernel, arch(), tuple(axes.items()))
+    found = _tuned(kernel, arch(), tuple(axes.items()))
+    if _watching:
+        lookup = Lookup(kernel, tuple(axes.items()), tuple(found.items()))
+        for lookups in _watching:
+            if lookup not in lookups:
+                lookups.append(lookup)
+    return found
+
+
+@contextmanager
+def watch_tuned() -> Iterator[list[Lookup]]:
+    """The look-ups made inside, each once, in order. A forced configuration is not looked up."""
+    found: list[Lookup] = []
+    _watching.append(found)
+    try:
+        yield found
+    finally:
+        # By identity: two watchers that saw the same are equal lists.
+        _watching[:] = [lookups for lookups in _watching if lookups is not found]
 
 
 @contextmanager

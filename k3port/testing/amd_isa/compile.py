@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from k3port.testing.amd_isa.core import WAVE_SIZE, EmuError
+from k3port.testing.amd_isa.core import EmuError
 from k3port.testing.amd_isa.program import Program
+from k3port.testing.launches import gpu_target, unwrapped
 
 TYPES: dict[torch.dtype, str] = {
     torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.bool: "i1",
@@ -44,11 +44,10 @@ _cache: OrderedDict[tuple[Any, ...], Compiled] = OrderedDict()
 
 def jit_function(kernel: Any) -> JITFunction[Any]:
     """The plain kernel under autotuning and heuristics."""
-    while not isinstance(kernel, JITFunction):
-        if not hasattr(kernel, "fn"):
-            raise EmuError(f"{kernel!r} is no Triton kernel, or one for Triton's interpreter")
-        kernel = kernel.fn
-    return kernel
+    try:
+        return unwrapped(kernel)
+    except TypeError:
+        raise EmuError(f"{kernel!r} is no Triton kernel, or one for Triton's interpreter") from None
 
 
 def type_of(v: Any) -> str:
@@ -60,7 +59,7 @@ def type_of(v: Any) -> str:
     if isinstance(v, torch.Tensor) and v.dtype in TYPES:
         return "*" + TYPES[v.dtype]
     if isinstance(v, bool):
-        return "i1"
+        return "u1"
     if isinstance(v, int):
         return "i32" if -(2**31) <= v < 2**31 else "i64" if v < 2**63 else "u64"
     if isinstance(v, float):
@@ -103,7 +102,7 @@ def compile_kernel(
         )
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            done: Any = triton.compile(source, target=GPUTarget("hip", arch, WAVE_SIZE), options=dict(options))
+            done: Any = triton.compile(source, target=gpu_target(arch), options=dict(options))
         program = Program(done.asm["amdgcn"], arch, done.metadata.name, ulp_noise)
         found = _cache[key] = Compiled(program, done.metadata, tuple(warned))
         if len(_cache) > _KEPT:

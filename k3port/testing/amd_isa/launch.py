@@ -27,9 +27,10 @@ from k3port.testing.amd_isa.core import WAVE_SIZE, EmuError, Step, nothing
 from k3port.testing.amd_isa.execute import MAX_INSTRUCTIONS, Outcome, Trace, execute
 from k3port.testing.amd_isa.memory import GlobalMemory
 from k3port.testing.amd_isa.program import Program
+from k3port.testing.launches import ENABLE_FP_FUSION
 
 _PACK = {
-    "i1": "<b", "i8": "<b", "u8": "<B", "i16": "<h", "u16": "<H", "i32": "<i", "u32": "<I", "i64": "<q", "u64": "<Q",
+    "i1": "<b", "u1": "<B", "i8": "<b", "u8": "<B", "i16": "<h", "u16": "<H", "i32": "<i", "u32": "<I", "i64": "<q", "u64": "<Q",
     "fp32": "<f", "f32": "<f", "fp64": "<d", "f64": "<d", "fp16": "<e", "f16": "<e",
 }  # fmt: skip
 _OTHER_OPTIONS = {"maxnreg", "warp_size"}  # accepted by Triton's launcher, without meaning on AMD
@@ -178,6 +179,7 @@ def run_kernel(
         EmuError: the kernel does something forbidden or not modelled; compile errors are Triton's.
     """
     function = jit_function(kernel)
+    options.setdefault("enable_fp_fusion", ENABLE_FP_FUSION)
     constants = dict(constexprs)
     names = [n for n in function.arg_names if n not in constants]
     given = dict(args) if isinstance(args, Mapping) else dict(zip(names, args, strict=True))

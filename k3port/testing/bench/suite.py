@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,12 +14,15 @@ from k3port.oracle.spec import KernelSpec, Target
 from k3port.testing.bench.ceilings import Bound, Ceilings, bound
 from k3port.testing.bench.clock import Clock
 from k3port.testing.bench.gate import PEER_TOLERANCE, GateError, GateReport, answer_of, pass_gate, peer_error
-from k3port.testing.bench.observe import Request, observed_configs
+from k3port.testing.bench.observe import observed_configs
 from k3port.testing.bench.receipt import PeerRow, Row, Skipped
 from k3port.testing.bench.rotate import COLD_BYTES, copies_needed, tensor_bytes
 from k3port.testing.bench.timing import Measured, Settings, Subject, Timing, measure
 from k3port.testing.bench.workload import Answer, Args, Case, Op, Peer, PeerAbsent, Workload
 from k3port.testing.harness import build_kernel, dtype_name, sample_query
+
+if TYPE_CHECKING:
+    from k3port.backends.portable.launch import Lookup
 
 SEED = 20261
 Progress = Callable[[str], None]
@@ -53,7 +56,7 @@ class _Ready:
     spec: KernelSpec
     function: Op
     gate: GateReport
-    configs: Sequence[Request]
+    configs: Sequence[Lookup]
 
 
 @torch.no_grad()

@@ -19,14 +19,14 @@ from typing import Any
 
 import torch
 
-from k3port.backends.portable.launch import force_config
+from k3port.backends.portable.launch import Lookup, force_config
 from k3port.errors import K3Error
 from k3port.ops.contract import cloned
 from k3port.oracle.spec import KernelSpec
 from k3port.testing.bench.compilations import count_compilations
 from k3port.testing.bench.config_file import NewEntry, Tuned, merge_points
 from k3port.testing.bench.gate import GateError, answer_of, pass_gate
-from k3port.testing.bench.observe import Request, observed_configs
+from k3port.testing.bench.observe import observed_configs
 from k3port.testing.bench.rotate import copies_needed, tensor_bytes
 from k3port.testing.bench.suite import Bench, candidates, make_args
 from k3port.testing.bench.timing import Measured, Settings, Subject, measure
@@ -173,7 +173,7 @@ def _unfit(
     return f"{spills[place]} registers spilled" if spills.get(place) else ""
 
 
-def _request(spec: KernelSpec, name: str, requests: Sequence[Request]) -> Request | None:
+def _request(spec: KernelSpec, name: str, requests: Sequence[Lookup]) -> Lookup | None:
     """The look-up that a grid is for: the one of its name, or the only one. None where the call makes no such look-up.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -54,8 +54,13 @@ def invariant_refusal(
     *,
     target: Target | None = None,
     device: str = "cpu",
+    calls: Callable[[Sample], bool] | None = None,
 ) -> Rejection | None:
-    """The same; where the kernel was never called, the reason why not, else None."""
+    """The same; where the kernel was never called, the reason why not, else None.
+
+    Args:
+        calls: which calls the kernel gets at all; the others go to the reference.
+    """
     kernel = build_kernel(spec, kernels, phase)
     used, refusals = False, []
 
@@ -63,6 +68,8 @@ def invariant_refusal(
         nonlocal used
         call = {**dict(zip(contract.inputs, args, strict=False)), **kwargs}
         refusal = _refusal(spec, contract, call, dtype, target)
+        if refusal is None and calls is not None and not calls(Sample("invariant", call)):
+            refusal = Rejection(spec.name, "AXIS", "the calls of this invariant are not run here, for their size")
         if refusal is not None:
             refusals.append(refusal)
             return contract.reference(**call)

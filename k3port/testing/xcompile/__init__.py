@@ -17,16 +17,14 @@ import triton
 from k3port.oracle.spec import KernelSpec
 from k3port.testing.launches import PortableLaunch
 from k3port.testing.production import TPS
+from k3port.testing.subject import is_triton
+from k3port.testing.targets import TARGETS, platform_target, shared_limit
 from k3port.testing.xcompile.cache import Cache, default_cache_dir
 from k3port.testing.xcompile.compiler import Compiled, compile_launch, compile_portable
 from k3port.testing.xcompile.jobs import Job, gather
 from k3port.testing.xcompile.report import CompileReport, CompileRow
-from k3port.testing.xcompile.targets import ALL_TARGETS, AMD_TARGETS, NVIDIA_TARGETS, platform_target, shared_limit
 
 __all__ = [
-    "ALL_TARGETS",
-    "AMD_TARGETS",
-    "NVIDIA_TARGETS",
     "TPS",
     "CompileReport",
     "CompileRow",
@@ -42,17 +40,13 @@ CRASHED = "the compiler crashed and took its process with it"
 
 def triton_kernels(specs: Iterable[KernelSpec]) -> tuple[KernelSpec, ...]:
     """The built kernels whose records ask for Triton; a composite's parts are kernels of their own."""
-    return tuple(
-        spec
-        for spec in specs
-        if spec.is_built and not spec.parts and any(text.startswith("triton") for text in spec.requires.packages)
-    )
+    return tuple(spec for spec in specs if spec.is_built and not spec.parts and is_triton(spec))
 
 
 def compile_kernel(
     spec: KernelSpec,
     *,
-    targets: Sequence[str] = ALL_TARGETS,
+    targets: Sequence[str] = TARGETS,
     tps: Sequence[int] = (8,),
     all_configs: bool = False,
     jobs: int = 2,
@@ -65,7 +59,7 @@ def compile_kernel(
 def compile_all(
     specs: Iterable[KernelSpec],
     *,
-    targets: Sequence[str] = ALL_TARGETS,
+    targets: Sequence[str] = TARGETS,
     tps: Sequence[int] = (8,),
     all_configs: bool = False,
     jobs: int = 2,

@@ -8,14 +8,15 @@ import time
 from pathlib import Path
 
 from k3port.plugins import make_registry
-from k3port.testing.xcompile import ALL_TARGETS, TPS, compile_all, triton_kernels
+from k3port.testing.targets import TARGETS
+from k3port.testing.xcompile import TPS, compile_all, triton_kernels
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m k3port.testing.xcompile", description=__doc__)
     parser.add_argument("--all", action="store_true", help="every tuned configuration at every TP")
     parser.add_argument("--kernel", action="append", metavar="NAME", help="can be repeated; default: all")
-    parser.add_argument("--target", action="append", choices=ALL_TARGETS, help="can be repeated; default: all")
+    parser.add_argument("--target", action="append", choices=TARGETS, help="can be repeated; default: all")
     parser.add_argument("--tp", action="append", type=int, choices=TPS, help="can be repeated; default: 8")
     parser.add_argument("--jobs", type=int, default=2, help="processes that compile (default: 2)")
     parser.add_argument("--cache", type=Path, help="folder of results (default: ~/.cache/k3port/xcompile)")
@@ -33,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
         kernels = tuple(spec for spec in kernels if spec.name in args.kernel)
     report = compile_all(
         kernels,
-        targets=tuple(args.target or ALL_TARGETS),
+        targets=tuple(args.target or TARGETS),
         tps=tuple(args.tp or (TPS if args.all else (8,))),
         all_configs=args.all,
         jobs=args.jobs,

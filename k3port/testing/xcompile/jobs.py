@@ -13,9 +13,9 @@ from k3port.oracle.spec import KernelSpec
 from k3port.runtime.binding import load_object
 from k3port.testing.launches import Launch, Recording, record
 from k3port.testing.production import Call, NoProductionCall, production_calls
+from k3port.testing.targets import platform_target
 from k3port.testing.xcompile.cache import cache_key
 from k3port.testing.xcompile.report import CHOSEN
-from k3port.testing.xcompile.targets import platform_target
 
 SHAPE_CODES = frozenset({"PHASE", "VENDOR", "ARCH", "LDS", "DTYPE", "WEIGHT_FORMAT", "KV_DTYPE", "AXIS", "TOKENS"})
 """Refusals that no installation or setting changes: such a call would never be made."""
@@ -112,9 +112,9 @@ def _jobs(
 def _configurations(recording: Recording) -> Iterator[tuple[str, tuple[str, Config]]]:
     """Every tuned entry that fits the architecture and the axes that a launch asked with."""
     seen = set()
-    for tuned in dict.fromkeys(recording.tuned):
-        for entry in entries(tuned.kernel):
-            label = f"{tuned.kernel}: {' '.join(f'{name}={value}' for name, value in entry.config.items())}"
+    for tuned in recording.tuned:
+        for entry in entries(tuned.name):
+            label = f"{tuned.name}: {' '.join(f'{name}={value}' for name, value in entry.config.items())}"
             if label not in seen and entry.fits(recording.arch, dict(tuned.axes)):
                 seen.add(label)
-                yield label, (tuned.kernel, entry.config)
+                yield label, (tuned.name, entry.config)

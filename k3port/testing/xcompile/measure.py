@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from k3port.testing.xcompile.targets import waves_per_simd
+from k3port.testing.xcompile.compute_units import waves_per_simd
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,6 @@ A program holds one token: the weighted sum of its sources lives in registers (D
 takes the finished blocks in groups, with one reduction for both sums that a score needs.
 """
 
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
-# A launch is typed as a call of the device function, whose constants are ``tl.constexpr`` there and plain here.
 from __future__ import annotations
 
 import torch

@@ -1,7 +1,5 @@
 """KDA's output norm: RMSNorm per head times weight and sigmoid gate, many heads of one or more tokens per program."""
 
-# pyright: reportArgumentType=false
-# A launch is typed as a call of the device function, whose constants are ``tl.constexpr`` there and plain here.
 from __future__ import annotations
 
 import torch

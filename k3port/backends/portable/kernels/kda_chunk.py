@@ -1,7 +1,10 @@
-"""KDA prefill: chunks in parallel, then the state from chunk to chunk. Two launches, no scan over tokens."""
+"""KDA prefill: chunks in parallel, then the state from chunk to chunk; long prompts overlap the two."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -11,22 +14,23 @@ from k3port.backends.portable.kernels.kda_intra import (
     BOUNDED,
     GIVEN,
     SOFTPLUS,
+    kda_decay_kernel,
     kda_pairs_kernel,
-    kda_prepare_kernel,
     kda_solve_kernel,
 )
 from k3port.backends.portable.kernels.kda_scan import kda_scan_kernel
-from k3port.backends.portable.launch import tuned
+from k3port.backends.portable.launch import Config, tuned
 from k3port.ops.segment import Segment
 
-
-SLAB_BYTES = 1 << 30
-"""Most scratch memory of one call."""
-
-
-def scratch_bytes(key_dim: int, value_dim: int, size: int, itemsize: int) -> int:
-    """Scratch memory per token and head: W, q exp G, k exp(G_n - G), beta k exp G, U, QK; in float32 G, A, factors."""
-    return (4 * key_dim + value_dim + size) * itemsize + 4 * (key_dim + size + 3)
+CANDIDATES = {
+    "pairs_warps": (1, 2),
+    "pairs_registers": (80, 96, 128),
+    "solve_columns": (32, 64),
+    "solve_warps": (1, 2),
+    "block_v": (16, 32, 64),
+    "scan_stages": (2, 3),
+    "slab_chunks": (32, 64, 128),
+}
 
 
 class Decay(NamedTuple):
@@ -41,6 +45,76 @@ class Decay(NamedTuple):
 def gate_decay(A_log: torch.Tensor, dt_bias: torch.Tensor, lower_bound: float | None) -> Decay:
     """The gate of :func:`k3port.ops.kda.kda_gate`, computed inside the kernel."""
     return Decay(SOFTPLUS if lower_bound is None else BOUNDED, A_log, dt_bias, lower_bound or 0.0)
+
+
+class _Inputs(NamedTuple):
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    g: torch.Tensor
+    beta: torch.Tensor
+    decay: Decay
+    segment: Segment
+    config: Config
+
+
+class _Scratch:
+    """What the chunks of one slab leave for the scan.
+
+    ``w``, ``u``, ``qg``, ``kg``, ``qk``: the module ``kda_intra``'s W, U, q exp G, k exp(G_n - G), QK; ``x``: beta k
+    exp G; in float32 ``fall``: G, ``pairs``: A with the inverses of its diagonal blocks.
+    """
+
+    def __init__(self, slab: int, size: int, like: _Inputs) -> None:
+        heads, key_dim, value_dim = like.k.shape[1], like.k.shape[2], like.v.shape[2]
+
+        def empty(columns: int, dtype: torch.dtype = like.k.dtype) -> torch.Tensor:
+            return torch.empty((slab, heads, size, columns), dtype=dtype, device=like.k.device)
+
+        self.w, self.qg, self.kg, self.x = (empty(key_dim) for _ in range(4))
+        self.u, self.qk = empty(value_dim), empty(size)
+        self.fall, self.pairs = empty(key_dim, torch.float32), empty(size, torch.float32)
+
+
+def scratch_bytes(config: Config, heads: int, key_dim: int, value_dim: int, itemsize: int) -> int:
+    """Most scratch memory of one call: two slabs."""
+    size = 1 << config["bits"]
+    row = (4 * key_dim + value_dim + size) * itemsize + 4 * (key_dim + size)
+    return 2 * config["slab_chunks"] * heads * size * row
+
+
+@functools.cache
+def _second_stream(device: torch.device) -> torch.cuda.Stream:
+    # The scan is the longer chain: its programs go first where both have some to start.
+    return torch.cuda.Stream(device, priority=-1)
+
+
+class _Overlap:
+    """Runs scans on a stream of their own, where there is more than one slab and the device has streams."""
+
+    def __init__(self, device: torch.device, slabs: int) -> None:
+        self.stream = _second_stream(device) if slabs > 1 and device.type == "cuda" else None
+        self.scanned: list[torch.cuda.Event] = []
+
+    def wait_for_buffer(self, slab: int) -> None:
+        """Before slab's chunks overwrite what the scan before last read."""
+        if self.stream is not None and slab >= 2:
+            torch.cuda.current_stream().wait_event(self.scanned[slab - 2])
+
+    @contextmanager
+    def scan(self) -> Iterator[None]:
+        """Launches inside wait for all that was launched so far."""
+        if self.stream is None:
+            yield
+            return
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            yield
+            self.scanned.append(self.stream.record_event())
+
+    def join(self) -> None:
+        if self.stream is not None:
+            torch.cuda.current_stream().wait_stream(self.stream)
 
 
 def chunk_forward(
@@ -65,121 +139,144 @@ def chunk_forward(
     Returns:
         ``[T, H, V]`` in the dtype of ``v``; rows of padding requests are zero.
     """
+    q, k, v, g = (_heads_in_rows(x) for x in (q, k, v, g))
+    beta = beta if beta.stride(1) == 1 else beta.contiguous()
     tokens, heads, key_dim = k.shape
     value_dim = v.shape[2]
-    requests = len(segment.lengths)
     out = torch.empty((tokens, heads, value_dim), dtype=v.dtype, device=v.device)
     if not tokens:
         return out
+    config = tuned("kda_chunk", H=heads, T=tokens, wide=int(k.dtype == torch.float32))
+    inputs = _Inputs(q, k, v, g, beta, decay, segment, config)
+    size = 1 << config["bits"]
+    # Every request starts a chunk of its own, see ``find_request``.
+    chunks = tokens // size + len(segment.lengths)
+    slab = min(config["slab_chunks"], chunks)
+    starts = range(0, chunks, slab)
+    buffers = [_Scratch(slab, size, inputs) for _ in range(min(2, len(starts)))]
+    overlap = _Overlap(v.device, len(starts))
+    for number, first in enumerate(starts):
+        buffer, count = buffers[number % 2], min(slab, chunks - first)
+        overlap.wait_for_buffer(number)
+        _intra(inputs, buffer, first, count)
+        with overlap.scan():
+            _scan(inputs, buffer, state, out, first, count)
+    overlap.join()
+    return out
+
+
+def _heads_in_rows(x: torch.Tensor) -> torch.Tensor:
+    """``x`` itself where a token's heads lie one after the other, else a copy."""
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
+
+
+def _intra(inputs: _Inputs, buffer: _Scratch, first: int, count: int) -> None:
+    q, k, v, g, beta, decay, segment, config = inputs
+    heads, key_dim, value_dim = k.shape[1], k.shape[2], v.shape[2]
+    size = 1 << config["bits"]
     wide = k.dtype == torch.float32
-    config = dict(tuned("kda_chunk", H=heads, K=max(key_dim, value_dim), T=tokens, wide=int(wide)))
-    bits, block_v = config["bits"], min(config["block_v"], triton.next_power_of_2(value_dim))
-    size = 1 << bits
-    chunks = tokens // size + requests
-    # Long prompts go slab by slab: the state carries over in its slot, and the scratch memory stays bounded.
-    slab = min(chunks, max(1, SLAB_BYTES // (heads * size * scratch_bytes(key_dim, value_dim, size, k.element_size()))))
-
-    def scratch(*shape: int, dtype: torch.dtype = k.dtype) -> torch.Tensor:
-        return torch.empty((slab, heads, *shape), dtype=dtype, device=k.device)
-
-    w, qg, kg, x = (scratch(size, key_dim) for _ in range(4))
-    u, qk = scratch(size, value_dim), scratch(size, size)
-    fall, pairs, factors = (scratch(size, n, dtype=torch.float32) for n in (key_dim, size, 3))
     block_k = max(16, triton.next_power_of_2(key_dim))
     columns = min(config["solve_columns"], block_k)
     precision = "tf32" if config["tf32"] and not wide else "ieee"
+    registers = {"maxnreg": config["pairs_registers"]} if config.get("pairs_registers") else {}
     spans = (segment.cu_seqlens, segment.slots)
-    for first in range(0, chunks, slab):
-        count = min(slab, chunks - first)
-        kda_prepare_kernel[(heads, count)](
-            q,
-            k,
-            g,
-            beta,
-            decay.A_log,
-            decay.dt_bias,
-            *spans,
-            fall,
-            qg,
-            kg,
-            x,
-            factors,
-            q.stride(0),
-            k.stride(0),
-            g.stride(0),
-            beta.stride(0),
-            requests,
-            first,
-            decay.lower_bound,
-            H=heads,
-            K=key_dim,
-            BK=block_k,
-            C=size,
-            GATE=decay.form,
-            num_warps=config["prepare_warps"],
-        )
-        kda_pairs_kernel[(2 * (size // 16) - 1, heads, count)](
-            q,
-            k,
-            fall,
-            factors,
-            qk,
-            pairs,
-            *spans,
-            q.stride(0),
-            k.stride(0),
-            requests,
-            first,
-            H=heads,
-            K=key_dim,
-            KB=min(config["pairs_keys"], block_k),
-            C=size,
-            ANCHORED=decay.form == BOUNDED and decay.lower_bound >= -5,
-            PRECISION=precision,
-            num_warps=config["pairs_warps"],
-        )
-        kda_solve_kernel[(triton.cdiv(key_dim, columns) + triton.cdiv(value_dim, columns), heads, count)](
-            x,
-            v,
-            pairs,
-            factors,
-            w,
-            u,
-            *spans,
-            v.stride(0),
-            requests,
-            first,
-            H=heads,
-            K=key_dim,
-            V=value_dim,
-            NB=columns,
-            C=size,
-            PRECISION=precision,
-            num_warps=config["solve_warps"],
-        )
-        kda_scan_kernel[(triton.cdiv(value_dim, block_v), heads, requests)](
-            w,
-            u,
-            qg,
-            kg,
-            qk,
-            fall,
-            state,
-            out,
-            *spans,
-            out.stride(0),
-            first,
-            count,
-            H=heads,
-            K=key_dim,
-            V=value_dim,
-            BK=block_k,
-            BV=max(16, block_v),
-            C=size,
-            STAGES=config["scan_stages"],
-            num_warps=config["scan_warps"],
-        )
-    return out
+    requests = len(segment.lengths)
+    kda_decay_kernel[(heads, count)](
+        g,
+        decay.A_log,
+        decay.dt_bias,
+        *spans,
+        buffer.fall,
+        g.stride(0),
+        requests,
+        first,
+        decay.lower_bound,
+        H=heads,
+        K=key_dim,
+        BK=block_k,
+        C=size,
+        GATE=decay.form,
+        num_warps=config["decay_warps"],
+    )
+    kda_pairs_kernel[(heads, size // 16 * count)](
+        q,
+        k,
+        beta,
+        buffer.fall,
+        *spans,
+        buffer.qg,
+        buffer.kg,
+        buffer.x,
+        buffer.qk,
+        buffer.pairs,
+        q.stride(0),
+        k.stride(0),
+        beta.stride(0),
+        requests,
+        first,
+        H=heads,
+        K=key_dim,
+        KB=min(config["pairs_keys"], block_k),
+        C=size,
+        LOGITS=decay.form != GIVEN,
+        ANCHORED=decay.form == BOUNDED and decay.lower_bound >= -5,
+        PRECISION=precision,
+        num_warps=config["pairs_warps"],
+        **registers,
+    )
+    kda_solve_kernel[(triton.cdiv(key_dim, columns) + triton.cdiv(value_dim, columns), heads, count)](
+        buffer.x,
+        v,
+        beta,
+        buffer.pairs,
+        buffer.w,
+        buffer.u,
+        *spans,
+        v.stride(0),
+        beta.stride(0),
+        requests,
+        first,
+        H=heads,
+        K=key_dim,
+        V=value_dim,
+        LOGITS=decay.form != GIVEN,
+        NB=columns,
+        C=size,
+        NARROW=bool(config["solve_bf16"]) and not wide,
+        PRECISION=precision,
+        num_warps=config["solve_warps"],
+    )
+
+
+def _scan(
+    inputs: _Inputs, buffer: _Scratch, state: torch.Tensor, out: torch.Tensor, first: int, count: int
+) -> None:
+    config, segment = inputs.config, inputs.segment
+    heads, key_dim, value_dim = inputs.k.shape[1], inputs.k.shape[2], inputs.v.shape[2]
+    block_v = max(16, min(config["block_v"], triton.next_power_of_2(value_dim)))
+    kda_scan_kernel[(triton.cdiv(value_dim, block_v), heads, len(segment.lengths))](
+        buffer.w,
+        buffer.u,
+        buffer.qg,
+        buffer.kg,
+        buffer.qk,
+        buffer.fall,
+        state,
+        out,
+        segment.cu_seqlens,
+        segment.slots,
+        out.stride(0),
+        first,
+        count,
+        H=heads,
+        K=key_dim,
+        V=value_dim,
+        BK=max(16, triton.next_power_of_2(key_dim)),
+        BV=block_v,
+        C=1 << config["bits"],
+        STAGES=config["scan_stages"],
+        num_warps=config["scan_warps"],
+    )
 
 
 def kda_core_chunk(

@@ -1,9 +1,5 @@
 """Log decay per channel and write strength per head, in one launch."""
 
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false, reportAssignmentType=false
-# (Triton's own annotations say nothing of what its compiler accepts.)
-
 from __future__ import annotations
 
 import torch

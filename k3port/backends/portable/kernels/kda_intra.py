@@ -7,10 +7,11 @@ With G the running sum of the log decays inside a chunk of C tokens (all exponen
 
 (the WY form of Yang et al., arXiv 2406.06484, with the per-channel decay of arXiv 2510.26692). Three kernels:
 
-prepare   gate, running sums, norms; q exp G, k exp(G_n - G), beta k exp G
-pairs     A and QK block by block: ``exp(G_i - G_j)`` is split at an anchor row between j and i, so that no factor
-          exceeds one. A block of 16 tokens around its diagonal is anchored in its middle where the gate is bounded,
-          bit by bit otherwise, and is inverted at once: T = (I + A)^-1.
+decay     gate and running sums
+pairs     A and QK, 16 rows at a time: ``exp(G_i - G_j)`` is split at the row before these, so that no factor exceeds
+          one. Inside the 16 rows the same split is in range where the gate is bounded; otherwise pairs whose indices
+          differ first in the bit of weight B are split at the end of the lower block of B rows. The diagonal block
+          is inverted at once: T = (I + A)^-1. Also q exp G, k exp(G_n - G), beta k exp G.
 solve     block forward substitution: Y_b = T_b (X_b - sum_{c<b} A_bc Y_c)
 
 Programs are small and many: each is a chain of dependent products, which only other programs can hide.
@@ -21,7 +22,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from k3port.backends.portable.kernels.lib import LN2, LOG2E, cast, dot, sigmoid
+from k3port.backends.portable.kernels.lib import LN2, LOG2E, cast, dot, exp2, sigmoid
 
 GIVEN, BOUNDED, SOFTPLUS = 0, 1, 2
 """Where the log decay comes from: an argument, or one of the two gate forms of :mod:`k3port.ops.kda`."""
@@ -69,24 +70,14 @@ def log_decay(g, mask, bias, a, bound, GATE: tl.constexpr):  # type: ignore[no-u
 
 
 @triton.jit
-def kda_prepare_kernel(  # type: ignore[no-untyped-def]
-    q_ptr,
-    k_ptr,
+def kda_decay_kernel(  # type: ignore[no-untyped-def]
     g_ptr,
-    beta_ptr,
     a_ptr,
     bias_ptr,
     cu_ptr,
     slot_ptr,
     fall_ptr,
-    qg_ptr,
-    kg_ptr,
-    x_ptr,
-    factor_ptr,
-    q_stride,
-    k_stride,
     g_stride,
-    beta_stride,
     num_requests,
     first_chunk,
     bound,
@@ -96,45 +87,30 @@ def kda_prepare_kernel(  # type: ignore[no-untyped-def]
     C: tl.constexpr,
     GATE: tl.constexpr,
 ):
+    """Gate and running sums: one program walks down a chunk with the channels of a head side by side."""
     h = tl.program_id(0)
     chunk = tl.program_id(1)
     begin, tokens = chunk_span(cu_ptr, slot_ptr, num_requests, first_chunk + chunk, C)
     if tokens <= 0:
         return
-    dtype = k_ptr.dtype.element_ty
-    rows = tl.arange(0, C)
     c = tl.arange(0, BK)
-    live = rows < tokens
-    inside = (c < K)[None, :] & (rows >= 0)[:, None]
-    mask = live[:, None] & inside
-    token = (begin + rows).to(tl.int64)
-    here = h * K + c[None, :]
-    beta = tl.load(beta_ptr + token * beta_stride + h, mask=live, other=0.0).to(tl.float32)
-    raw = tl.load(g_ptr + token[:, None] * g_stride + here, mask=mask, other=0.0).to(tl.float32)
+    c_in = c < K
+    bias = tl.zeros((BK,), tl.float32)
+    a = 0.0
     if GATE > 0:
-        bias = tl.load(bias_ptr + h * K + c, mask=c < K, other=0.0)[None, :]
-        total = tl.cumsum(log_decay(raw, mask, bias, tl.exp2(tl.load(a_ptr + h) * LOG2E), bound, GATE), axis=0)
-        # A token of padding writes nothing.
-        beta = tl.where(live, sigmoid(beta), 0.0)
-    else:
-        total = tl.cumsum(raw * LOG2E, axis=0)
-    last = tl.sum(tl.where((rows == C - 1)[:, None], total, 0.0), axis=0)
-    base = (chunk * H + h).to(tl.int64) * C
-    spot = (base + rows)[:, None] * K + c[None, :]
-    tl.store(fall_ptr + spot, total, mask=inside)
-    q = tl.load(q_ptr + token[:, None] * q_stride + here, mask=mask, other=0.0).to(tl.float32)
-    q_norm = tl.rsqrt(tl.sum(q * q, axis=1) + 1e-6) * (K**-0.5)
-    f = tl.exp2(total)
-    tl.store(qg_ptr + spot, cast(q * q_norm[:, None] * f, dtype), mask=inside)
-    k = tl.load(k_ptr + token[:, None] * k_stride + here, mask=mask, other=0.0).to(tl.float32)
-    k_norm = tl.rsqrt(tl.sum(k * k, axis=1) + 1e-6)
-    k *= k_norm[:, None]
-    tl.store(kg_ptr + spot, cast(k * tl.exp2(last[None, :] - total), dtype), mask=inside)
-    tl.store(x_ptr + spot, cast(k * f * beta[:, None], dtype), mask=inside)
-    factor = factor_ptr + base * 3 + rows
-    tl.store(factor, q_norm)
-    tl.store(factor + C, k_norm)
-    tl.store(factor + 2 * C, beta)
+        bias = tl.load(bias_ptr + h * K + c, mask=c_in, other=0.0)
+        a = tl.exp2(tl.load(a_ptr + h) * LOG2E)
+    total = tl.zeros((BK,), tl.float32)
+    g = g_ptr + begin.to(tl.int64) * g_stride + h * K + c
+    fall = fall_ptr + (chunk * H + h).to(tl.int64) * (C * K) + c
+    for top in tl.range(0, C, 8):
+        for r in tl.static_range(8):
+            row = top + r
+            # A token of padding decays nothing.
+            mask = c_in & (c < tl.where(row < tokens, K, 0))
+            raw = tl.load(g + row.to(tl.int64) * g_stride, mask=mask, other=0.0).to(tl.float32)
+            total += log_decay(raw, mask, bias, a, bound, GATE)
+            tl.store(fall + row * K, total, mask=c_in)
 
 
 @triton.jit
@@ -157,177 +133,182 @@ def unit_lower_inverse(m, BITS: tl.constexpr, PRECISION: tl.constexpr):  # type:
 
 
 @triton.jit
-def corner_block(  # type: ignore[no-untyped-def]
-    q_ptr,
-    k_ptr,
-    fall_ptr,
-    factor_ptr,
-    qk_ptr,
-    pair_ptr,
-    q_stride,
-    k_stride,
-    tokens,
-    low,
-    K: tl.constexpr,
-    KB: tl.constexpr,
-    C: tl.constexpr,
-    B: tl.constexpr,
-):
-    """Rows ``low + B ..`` against columns ``low ..``, B of each; the anchor is the last of the columns."""
-    r = tl.arange(0, B)
-    high = low + B
-    dtype = k_ptr.dtype.element_ty
-    A = tl.zeros((B, B), tl.float32)
-    QK = tl.zeros((B, B), tl.float32)
-    for first in tl.range(0, K, KB, num_stages=1):
-        c = first + tl.arange(0, KB)
-        c_in = (c < K)[None, :]
-        anchor = tl.load(fall_ptr + (high - 1) * K + c, mask=c < K, other=0.0)[None, :]
-        mask = (low + r < tokens)[:, None] & c_in
-        k = tl.load(k_ptr + (low + r).to(tl.int64)[:, None] * k_stride + c[None, :], mask=mask, other=0.0)
-        fall = tl.load(fall_ptr + (low + r)[:, None] * K + c[None, :], mask=c_in, other=0.0)
-        x = tl.trans(cast(k.to(tl.float32) * tl.exp2(anchor - fall), dtype))
-        mask = (high + r < tokens)[:, None] & c_in
-        fall = tl.load(fall_ptr + (high + r)[:, None] * K + c[None, :], mask=c_in, other=0.0)
-        f = tl.exp2(fall - anchor)
-        k = tl.load(k_ptr + (high + r).to(tl.int64)[:, None] * k_stride + c[None, :], mask=mask, other=0.0)
-        A = dot(cast(k.to(tl.float32) * f, dtype), x, A)
-        q = tl.load(q_ptr + (high + r).to(tl.int64)[:, None] * q_stride + c[None, :], mask=mask, other=0.0)
-        QK = dot(cast(q.to(tl.float32) * f, dtype), x, QK)
-    spot = (high + r)[:, None] * C + low + r[None, :]
-    right = tl.load(factor_ptr + C + low + r)[None, :]
-    left = tl.load(factor_ptr + C + high + r) * tl.load(factor_ptr + 2 * C + high + r)
-    tl.store(pair_ptr + spot, A * left[:, None] * right)
-    tl.store(qk_ptr + spot, cast(QK * tl.load(factor_ptr + high + r)[:, None] * right, dtype))
-    # The scan multiplies the whole square.
-    tl.store(qk_ptr + (low + r)[:, None] * C + high + r[None, :], tl.zeros((B, B), dtype))
-
-
-@triton.jit
-def diagonal_block(  # type: ignore[no-untyped-def]
-    q_ptr,
-    k_ptr,
-    fall_ptr,
-    factor_ptr,
-    qk_ptr,
-    pair_ptr,
-    q_stride,
-    k_stride,
-    tokens,
-    low,
-    K: tl.constexpr,
-    KB: tl.constexpr,
-    C: tl.constexpr,
-    ANCHORED: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """16 rows against themselves; in place of their part of A stands the inverse."""
-    r = tl.arange(0, 16)
-    i = r[:, None]
-    j = r[None, :]
-    dtype = k_ptr.dtype.element_ty
-    A = tl.zeros((16, 16), tl.float32)
-    QK = tl.zeros((16, 16), tl.float32)
-    for first in tl.range(0, K, KB, num_stages=1):
-        c = first + tl.arange(0, KB)
-        c_in = (c < K)[None, :]
-        mask = (low + r < tokens)[:, None] & c_in
-        token = (low + r).to(tl.int64)[:, None]
-        k = tl.load(k_ptr + token * k_stride + c[None, :], mask=mask, other=0.0).to(tl.float32)
-        q = tl.load(q_ptr + token * q_stride + c[None, :], mask=mask, other=0.0).to(tl.float32)
-        fall = tl.load(fall_ptr + (low + r)[:, None] * K + c[None, :], mask=c_in, other=0.0)
-        if ANCHORED:
-            # Log decays of at least -5 keep both factors below exp(40) around the middle of 16 rows.
-            d = fall - tl.load(fall_ptr + (low + 7) * K + c, mask=c < K, other=0.0)[None, :]
-            f = tl.exp2(d)
-            x = tl.trans(cast(k * tl.exp2(-d), dtype))
-            A = dot(cast(k * f, dtype), x, A)
-            QK = dot(cast(q * f, dtype), x, QK)
-        else:
-            for bit in tl.static_range(4):
-                # The last row of the lower half of the pair of sub-blocks that a row belongs to.
-                edge = (low + (r | ((2 << bit) - 1)) - (1 << bit))[:, None]
-                f = tl.exp2(-tl.abs(fall - tl.load(fall_ptr + edge * K + c[None, :], mask=c_in, other=0.0)))
-                x = cast(k * f, dtype)
-                pairs = pairs_of_bit(i, j, bit)
-                A += tl.where(pairs, dot(x, tl.trans(x)), 0.0)
-                QK += tl.where(pairs, dot(cast(q * f, dtype), tl.trans(x)), 0.0)
-            QK += tl.where(i == j, tl.sum(q * k, axis=1)[:, None], 0.0)
-    spot = (low + i) * C + low + j
-    right = tl.load(factor_ptr + C + low + r)[None, :]
-    left = tl.load(factor_ptr + C + low + r) * tl.load(factor_ptr + 2 * C + low + r)
-    QK = tl.where(i >= j, QK * tl.load(factor_ptr + low + r)[:, None] * right, 0.0)
-    tl.store(qk_ptr + spot, cast(QK, dtype))
-    A = tl.where(i > j, A * left[:, None] * right, 0.0)
-    tl.store(pair_ptr + spot, unit_lower_inverse(A, 4, PRECISION))
+def early_columns(k_ptr, fall_ptr, edge, left, k_stride, tokens, c_in, K: tl.constexpr, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    """16 earlier rows of k as columns ``k exp(edge - G)``, not normalised, and their sums of squares."""
+    i = left + tl.arange(0, 16)[:, None]
+    x = tl.load(k_ptr + i * k_stride, mask=(i < tokens) & c_in, other=0.0).to(tl.float32)
+    squares = tl.sum(x * x, axis=1)
+    f = exp2(edge - tl.load(fall_ptr + i * K, mask=c_in, other=0.0))
+    return tl.trans(cast(x * f, dtype)), squares
 
 
 @triton.jit
 def kda_pairs_kernel(  # type: ignore[no-untyped-def]
     q_ptr,
     k_ptr,
+    beta_ptr,
     fall_ptr,
-    factor_ptr,
-    qk_ptr,
-    pair_ptr,
     cu_ptr,
     slot_ptr,
+    qg_ptr,
+    kg_ptr,
+    x_ptr,
+    qk_ptr,
+    pair_ptr,
     q_stride,
     k_stride,
+    beta_stride,
     num_requests,
     first_chunk,
     H: tl.constexpr,
     K: tl.constexpr,
     KB: tl.constexpr,
     C: tl.constexpr,
+    LOGITS: tl.constexpr,
     ANCHORED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One program per block: first the corners from the largest on, then the diagonal."""
-    task = tl.program_id(0)
-    h = tl.program_id(1)
-    chunk = tl.program_id(2)
+    """16 rows of a chunk against all columns up to theirs; in place of their diagonal block of A stands its inverse."""
+    h = tl.program_id(0)
+    block = tl.program_id(1) % (C // 16)
+    chunk = tl.program_id(1) // (C // 16)
     begin, tokens = chunk_span(cu_ptr, slot_ptr, num_requests, first_chunk + chunk, C)
     if tokens <= 0:
         return
-    q = q_ptr + begin.to(tl.int64) * q_stride + h * K
-    k = k_ptr + begin.to(tl.int64) * k_stride + h * K
+    dtype = k_ptr.dtype.element_ty
+    r = tl.arange(0, 16)
+    i = r[:, None]
+    j = r[None, :]
+    low = block * 16
     base = (chunk * H + h).to(tl.int64) * C
-    fall = fall_ptr + base * K
-    factor = factor_ptr + base * 3
-    qk = qk_ptr + base * C
-    pair = pair_ptr + base * C
-    DIAGONAL: tl.constexpr = C // 16
-    if task < DIAGONAL:
-        low = task * 16
-        diagonal_block(
-            q, k, fall, factor, qk, pair, q_stride, k_stride, tokens, low, K, KB, C, ANCHORED, PRECISION
-        )
-    elif task < DIAGONAL + C // 32:
-        low = (task - DIAGONAL) * 32
-        corner_block(q, k, fall, factor, qk, pair, q_stride, k_stride, tokens, low, K, KB, C, 16)
-    elif C == 64:
-        corner_block(q, k, fall, factor, qk, pair, q_stride, k_stride, tokens, 0, K, KB, C, 32)
+    fall_ptr += base * K
+    k_ptr += begin.to(tl.int64) * k_stride + h * K
+    q_ptr += begin.to(tl.int64) * q_stride + h * K
+    beta = tl.load(beta_ptr + (begin + low + r).to(tl.int64) * beta_stride + h, mask=low + r < tokens, other=0.0)
+    beta = beta.to(tl.float32)
+    if LOGITS:
+        # A token of padding writes nothing.
+        beta = tl.where(low + r < tokens, sigmoid(beta), 0.0)
+
+    k_norm = tl.zeros((16,), tl.float32)
+    q_norm = tl.zeros((16,), tl.float32)
+    for first in tl.range(0, K, KB, num_stages=1):
+        c = first + tl.arange(0, KB)[None, :]
+        k = tl.load(k_ptr + (low + i) * k_stride + c, mask=(low + i < tokens) & (c < K), other=0.0).to(tl.float32)
+        q = tl.load(q_ptr + (low + i) * q_stride + c, mask=(low + i < tokens) & (c < K), other=0.0).to(tl.float32)
+        k_norm += tl.sum(k * k, axis=1)
+        q_norm += tl.sum(q * q, axis=1)
+    k_norm = tl.rsqrt(k_norm + 1e-6)[:, None]
+    q_norm = tl.rsqrt(q_norm + 1e-6)[:, None] * (K**-0.5)
+
+    A = tl.zeros((16, 16), tl.float32)
+    QK = tl.zeros((16, 16), tl.float32)
+    # Against the three blocks of columns before, as far as there are any.
+    A0, A1, A2 = A, A, A
+    QK0, QK1, QK2 = A, A, A
+    norm0 = tl.zeros((16,), tl.float32)
+    norm1, norm2 = norm0, norm0
+    before = fall_ptr + tl.maximum(low - 1, 0) * K
+    for first in tl.range(0, K, KB, num_stages=1):
+        c = first + tl.arange(0, KB)[None, :]
+        k = tl.load(k_ptr + (low + i) * k_stride + c, mask=(low + i < tokens) & (c < K), other=0.0).to(tl.float32)
+        k *= k_norm
+        q = tl.load(q_ptr + (low + i) * q_stride + c, mask=(low + i < tokens) & (c < K), other=0.0).to(tl.float32)
+        q *= q_norm
+        fall = tl.load(fall_ptr + (low + i) * K + c, mask=c < K, other=0.0)
+        edge = tl.load(before + c, mask=c < tl.where(low > 0, K, 0), other=0.0)
+        f = exp2(fall - edge)
+        kf = k * f
+        qf = q * f
+        here = (base + low) * K + i * K + c
+        start = exp2(edge)
+        tl.store(qg_ptr + here, cast(qf * start, dtype), mask=c < K)
+        tl.store(x_ptr + here, cast(kf * (start * beta[:, None]), dtype), mask=c < K)
+        last = tl.load(fall_ptr + (C - 1) * K + c, mask=c < K, other=0.0)
+        tl.store(kg_ptr + here, cast(k * exp2(last - fall), dtype), mask=c < K)
+        kf = cast(kf, dtype)
+        qf = cast(qf, dtype)
+        if ANCHORED:
+            # Log decays of at least -5 add up to exp(80) in 16 rows, which float32 and bfloat16 still hold.
+            x = tl.trans(cast(k * exp2(edge - fall), dtype))
+            A = dot(kf, x, A)
+            QK = dot(qf, x, QK)
+        else:
+            for bit in tl.static_range(4):
+                # The last row of the lower half of the pair of sub-blocks that a row belongs to.
+                middle = low + (i | ((2 << bit) - 1)) - (1 << bit)
+                f = exp2(-tl.abs(fall - tl.load(fall_ptr + middle * K + c, mask=c < K, other=0.0)))
+                x = cast(k * f, dtype)
+                pairs = pairs_of_bit(i, j, bit)
+                A += tl.where(pairs, dot(x, tl.trans(x)), 0.0)
+                QK += tl.where(pairs, dot(cast(q * f, dtype), tl.trans(x)), 0.0)
+            QK += tl.where(i == j, tl.sum(q * k, axis=1)[:, None], 0.0)
+        if low > 0:
+            x, squares = early_columns(k_ptr + c, fall_ptr + c, edge, 0, k_stride, tokens, c < K, K, dtype)
+            norm0 += squares
+            A0 = dot(kf, x, A0)
+            QK0 = dot(qf, x, QK0)
+            if low > 16:
+                x, squares = early_columns(k_ptr + c, fall_ptr + c, edge, 16, k_stride, tokens, c < K, K, dtype)
+                norm1 += squares
+                A1 = dot(kf, x, A1)
+                QK1 = dot(qf, x, QK1)
+            if low > 32:
+                x, squares = early_columns(k_ptr + c, fall_ptr + c, edge, 32, k_stride, tokens, c < K, K, dtype)
+                norm2 += squares
+                A2 = dot(kf, x, A2)
+                QK2 = dot(qf, x, QK2)
+    qk_ptr += (base + low) * C
+    pair_ptr += (base + low) * C
+    spot = i * C + j
+    tl.store(qk_ptr + spot + low, cast(tl.where(i >= j, QK, 0.0), dtype))
+    tl.store(pair_ptr + spot + low, unit_lower_inverse(tl.where(i > j, A * beta[:, None], 0.0), 4, PRECISION))
+    if low > 0:
+        across = tl.reshape(tl.rsqrt(norm0 + 1e-6), (1, 16))
+        tl.store(pair_ptr + spot, A0 * beta[:, None] * across)
+        tl.store(qk_ptr + spot, cast(QK0 * across, dtype))
+    if low > 16:
+        across = tl.reshape(tl.rsqrt(norm1 + 1e-6), (1, 16))
+        tl.store(pair_ptr + spot + 16, A1 * beta[:, None] * across)
+        tl.store(qk_ptr + spot + 16, cast(QK1 * across, dtype))
+    if low > 32:
+        across = tl.reshape(tl.rsqrt(norm2 + 1e-6), (1, 16))
+        tl.store(pair_ptr + spot + 32, A2 * beta[:, None] * across)
+        tl.store(qk_ptr + spot + 32, cast(QK2 * across, dtype))
+    # The scan multiplies the whole square.
+    for right in tl.range(low + 16, C, 16, num_stages=1):
+        tl.store(qk_ptr + spot + right, tl.zeros((16, 16), dtype))
+
+
+@triton.jit
+def product(a_ptr, y, NARROW: tl.constexpr, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
+    a = tl.load(a_ptr)
+    if NARROW:
+        return dot(cast(a, tl.bfloat16), cast(y, tl.bfloat16))
+    return dot(a, y, None, PRECISION)
 
 
 @triton.jit
 def kda_solve_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
     v_ptr,
+    beta_ptr,
     pair_ptr,
-    factor_ptr,
     w_ptr,
     u_ptr,
     cu_ptr,
     slot_ptr,
     v_stride,
+    beta_stride,
     num_requests,
     first_chunk,
     H: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
+    LOGITS: tl.constexpr,
     NB: tl.constexpr,
     C: tl.constexpr,
+    NARROW: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """NB columns of W or U for one chunk: programs from ``K / NB`` on work on U."""
@@ -355,14 +336,16 @@ def kda_solve_kernel(  # type: ignore[no-untyped-def]
             live = (row < tokens)[:, None] & (c < V)[None, :]
             token = (begin + row).to(tl.int64)[:, None]
             x = tl.load(v_ptr + token * v_stride + h * V + c[None, :], mask=live, other=0.0).to(tl.float32)
-            x *= tl.load(factor_ptr + base * 3 + 2 * C + row)[:, None]
+            beta = tl.load(beta_ptr + (begin + row).to(tl.int64) * beta_stride + h, mask=row < tokens, other=0.0)
+            beta = beta.to(tl.float32)
+            x *= (sigmoid(beta) if LOGITS else beta)[:, None]
         if b > 0:
-            x -= dot(tl.load(pair + (b * 16 + i) * C), y0, None, PRECISION)
+            x -= product(pair + (b * 16 + i) * C, y0, NARROW, PRECISION)
         if b > 1:
-            x -= dot(tl.load(pair + (b * 16 + i) * C + 16), y1, None, PRECISION)
+            x -= product(pair + (b * 16 + i) * C + 16, y1, NARROW, PRECISION)
         if b > 2:
-            x -= dot(tl.load(pair + (b * 16 + i) * C + 32), y2, None, PRECISION)
-        y = dot(tl.load(pair + (b * 16 + i) * C + b * 16), x, None, PRECISION)
+            x -= product(pair + (b * 16 + i) * C + 32, y2, NARROW, PRECISION)
+        y = product(pair + (b * 16 + i) * C + b * 16, x, NARROW, PRECISION)
         if b == 0:
             y0 = y
         if b == 1:

@@ -1,4 +1,4 @@
-"""KDA prefill, second half: the state walks over a request's chunks, in parallel over requests, heads and value columns.
+"""KDA prefill, second half: the state walks over a request's chunks, in parallel over requests, heads, value columns.
 
     D = U - W S^T,  O = (q exp G) S^T + QK D,  S <- S exp(G_n) + D^T (k exp(G_n - G))
 

@@ -6,9 +6,11 @@ import torch
 import triton
 import triton.language as tl
 
-from k3port.backends.portable.kernels.lib import LOG2E, cast
+from k3port.backends.portable.kernels.lib import LOG2E, cast, exp2
 from k3port.backends.portable.launch import tuned
 from k3port.ops.segment import Segment
+
+CANDIDATES = {"block_v": (8, 16, 32, 64), "num_warps": (1, 2, 4)}
 
 
 @triton.jit
@@ -65,7 +67,7 @@ def kda_step_kernel(  # type: ignore[no-untyped-def]
     state = state_ptr + ((slot * H + h) * V + vc[:, None]) * K + kc[None, :]
     mask = v_in[:, None] & k_in[None, :]
     s = tl.load(state, mask=mask, other=0.0).to(tl.float32)
-    decay = tl.exp2(tl.load(g_ptr + row * g_stride + h * K + kc, mask=k_in, other=0.0).to(tl.float32) * LOG2E)
+    decay = exp2(tl.load(g_ptr + row * g_stride + h * K + kc, mask=k_in, other=0.0).to(tl.float32) * LOG2E)
     beta = tl.load(beta_ptr + row * beta_stride + h).to(tl.float32)
     q = unit(tl.load(q_ptr + row * q_stride + h * K + kc, mask=k_in, other=0.0).to(tl.float32)) * K**-0.5
     k = unit(tl.load(k_ptr + row * k_stride + h * K + kc, mask=k_in, other=0.0).to(tl.float32))
@@ -87,6 +89,8 @@ def kda_core_step(
     segment: Segment,
 ) -> torch.Tensor:
     """See :func:`k3port.ops.kda.kda_core`, for one token per request."""
+    q, k, v, g = (x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous() for x in (q, k, v, g))
+    beta = beta if beta.stride(1) == 1 else beta.contiguous()
     requests, heads, key_dim = k.shape
     value_dim = v.shape[2]
     out = torch.empty((requests, heads, value_dim), dtype=v.dtype, device=v.device)

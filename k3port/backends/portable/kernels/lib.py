@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from triton import knobs
+from triton.language.extra import libdevice
 
 # The interpreter multiplies bfloat16 bits as if they were integers: its operands are converted first.
 INTERPRETED: tl.constexpr = tl.constexpr(bool(knobs.runtime.interpret))
@@ -36,6 +37,17 @@ def dot(a, b, acc=None, precision: tl.constexpr = IEEE):  # type: ignore[no-unty
         a = a.to(tl.float32)
         b = b.to(tl.float32)
     return tl.dot(a, b, acc, input_precision=precision, out_dtype=tl.float32)
+
+
+@triton.jit
+def exp2(x):  # type: ignore[no-untyped-def]
+    """float32 ``2^x``; results below the smallest normal number may become zero.
+
+    ``tl.exp2`` keeps those, which costs three more instructions each time.
+    """
+    if INTERPRETED:
+        return tl.exp2(x)
+    return libdevice.exp2(x)
 
 
 @triton.jit

@@ -1,7 +1,5 @@
 """RMSNorm in one pass: whole rows in registers, several rows per program where they are narrow."""
 
-# pyright: reportArgumentType=false
-# A launch is typed as a call of the device function, whose constants are ``tl.constexpr`` there and plain here.
 from __future__ import annotations
 
 import torch

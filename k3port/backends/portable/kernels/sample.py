@@ -5,10 +5,6 @@ each span, one picks the span in which the cumulative distribution passes the ro
 Sums are float64 and in a fixed order: a row gives the same id in every batch. Nothing is read on the host.
 """
 
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false, reportAssignmentType=false
-# (Triton's own annotations say nothing of what its compiler accepts.)
-
 from __future__ import annotations
 
 import torch

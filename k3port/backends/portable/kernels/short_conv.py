@@ -8,10 +8,6 @@ else touches that slot.
 Decode: a program takes one token each of several requests, so that the taps are loaded once for them.
 """
 
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false, reportAssignmentType=false
-# (Triton's own annotations say nothing of what its compiler accepts.)
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """SiTU and SwiGLU in one pass over both halves of the merged projection."""
 
-# pyright: reportArgumentType=false
-# A launch is typed as a call of the device function, whose constants are ``tl.constexpr`` there and plain here.
 from __future__ import annotations
 
 import torch

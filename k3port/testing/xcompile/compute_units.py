@@ -1,40 +1,8 @@
-"""The architectures that kernels are compiled for, and what a compute unit of each AMD one offers."""
+"""What a compute unit of each AMD architecture offers, and how many waves that leaves room for."""
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
-
-from k3port.oracle.profile import load_profiles
-from k3port.oracle.spec import Target
-
-NVIDIA_TARGETS = ("sm_90", "sm_100", "sm_103", "sm_120", "sm_121")
-AMD_TARGETS = ("gfx942", "gfx950", "gfx1250")
-ALL_TARGETS = (*NVIDIA_TARGETS, *AMD_TARGETS)
-
-
-@functools.cache
-def platform_target(arch: str) -> Target:
-    """The first platform of ``platforms.yaml`` with this architecture, as the oracle sees it.
-
-    Raises:
-        ValueError: no platform has it, or the one that has it does not say its shared memory.
-    """
-    found = sorted((p for p in load_profiles().values() if p.arch == arch), key=lambda profile: profile.name)
-    if not found:
-        raise ValueError(f"no platform has the architecture {arch!r}; known: {', '.join(ALL_TARGETS)}")
-    if not found[0].lds_bytes:
-        raise ValueError(f"{found[0].name}: platforms.yaml does not say lds_bytes")
-    return found[0].target()
-
-
-def shared_limit(arch: str) -> int:
-    """Bytes of shared memory that one block (workgroup) may use.
-
-    Raises:
-        ValueError: as :func:`platform_target`.
-    """
-    return platform_target(arch).device.lds_bytes
 
 
 @dataclass(frozen=True)
