@@ -94,7 +94,10 @@ def core_samples(dtype: torch.dtype, gen: torch.Generator) -> Iterator[Sample]:
     for rho in (0.9, 1.0):
         for gate in (-0.01, -5.0):
             args = core_inputs(dtype, gen, [130], [1], gate=gate, rho=rho)
-            yield Sample(f"keys correlated {rho}, log decay {gate:g}", args, adversarial=True)
+            # With one key repeated and hardly any decay the written rows of a chunk cancel in each output: a form that
+            # keeps them in 16 bits is off by sqrt(64) roundings.
+            allowance = 2.0 if gate > -1 else 1.0
+            yield Sample(f"keys correlated {rho}, log decay {gate:g}", args, adversarial=True, allowance=allowance)
     yield Sample("ragged with empty and single", core_inputs(dtype, gen, [1, 0, 64, 1, 65], [5, 2, 1, 4, 3]), True)
     yield Sample("ragged with padding", core_inputs(dtype, gen, [5, 17, 3], [2, 0, 1]), True)
     # Longer than what a kernel may hold at once; a weak decay, so that an error far back is still seen.

@@ -25,7 +25,7 @@ class Segment:
     on the CPU read the first, kernels the second.
 
     Attributes:
-        phase: ``prefill`` (any number of new tokens per request) or ``decode`` (one, or a few where drafts are verified).
+        phase: ``prefill`` (any number of new tokens per request) or ``decode`` (one, or a few drafts).
         start: first row of the segment in the step's token tensor.
         lengths: new tokens per request; may contain 0 in prefill.
         contexts: tokens already in the cache per request, before this step.

@@ -57,7 +57,7 @@ def contract_samples(contract: Contract, dtype: torch.dtype) -> list[Sample]:
     samples = contract.samples(dtype, torch.Generator().manual_seed(SEED))
     if dtype != torch.float64:
         return list(samples)
-    return [Sample(s.name, upcast(s.args), s.adversarial) for s in samples]
+    return [Sample(s.name, upcast(s.args), s.adversarial, s.allowance) for s in samples]
 
 
 def sample_phase(contract: Contract, sample: Sample) -> Phase | None:

@@ -141,8 +141,7 @@ def chunk_forward(
     """
     q, k, v, g = (_heads_in_rows(x) for x in (q, k, v, g))
     beta = beta if beta.stride(1) == 1 else beta.contiguous()
-    tokens, heads, key_dim = k.shape
-    value_dim = v.shape[2]
+    tokens, heads, value_dim = v.shape
     out = torch.empty((tokens, heads, value_dim), dtype=v.dtype, device=v.device)
     if not tokens:
         return out
@@ -248,9 +247,7 @@ def _intra(inputs: _Inputs, buffer: _Scratch, first: int, count: int) -> None:
     )
 
 
-def _scan(
-    inputs: _Inputs, buffer: _Scratch, state: torch.Tensor, out: torch.Tensor, first: int, count: int
-) -> None:
+def _scan(inputs: _Inputs, buffer: _Scratch, state: torch.Tensor, out: torch.Tensor, first: int, count: int) -> None:
     config, segment = inputs.config, inputs.segment
     heads, key_dim, value_dim = inputs.k.shape[1], inputs.k.shape[2], inputs.v.shape[2]
     block_v = max(16, min(config["block_v"], triton.next_power_of_2(value_dim)))

@@ -20,6 +20,7 @@ from k3port.ops.segment import Segment
 
 CANDIDATES = {"block_v": (16, 32, 64, 128), "num_warps": (2, 4, 8)}
 
+
 @triton.jit
 def conv_step(x_ptr, taps_ptr, tail_ptr, channel, live, P: tl.constexpr, W: tl.constexpr):  # type: ignore[no-untyped-def]
     """Convolution and SiLU of one new token for some channels, float32; the tail is ``[W - 1, 3P]``."""
