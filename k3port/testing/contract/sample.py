@@ -66,8 +66,8 @@ def check_sample(
     """Runs one kernel on one sample and compares everything that it wrote.
 
     The bound of an output is the contract's tolerance for the activation dtype (or for the output's own, where that is
-    the coarser one; times the sample's allowance in 16 bits), or twice the error of the reference in the same dtype where that is more. A reference kernel is
-    held to the first alone: it would be its own bound.
+    the coarser one; times the sample's allowance in 16 bits), or twice the error of the reference in the same dtype
+    where that is more. A reference kernel is held to the first alone: it would be its own bound.
 
     Args:
         kernels: where the parts of a composite come from.
