@@ -57,7 +57,7 @@ def contract_samples(contract: Contract, dtype: torch.dtype) -> list[Sample]:
     samples = contract.samples(dtype, torch.Generator().manual_seed(SEED))
     if dtype != torch.float64:
         return list(samples)
-    return [Sample(s.name, upcast(s.args), s.adversarial, s.allowance) for s in samples]
+    return [dataclasses.replace(s, args=upcast(s.args)) for s in samples]
 
 
 def sample_phase(contract: Contract, sample: Sample) -> Phase | None:
@@ -114,7 +114,7 @@ def fitted(contract: Contract, sample: Sample, spec: KernelSpec) -> Sample:
     narrow = state.to(getattr(torch, allowed[0]))
     head, _, field = path.partition(".")
     value = dataclasses.replace(sample.args[head], **{field: narrow}) if field else narrow
-    return Sample(sample.name, {**sample.args, head: value}, sample.adversarial)
+    return dataclasses.replace(sample, args={**sample.args, head: value})
 
 
 def build_kernel(spec: KernelSpec, kernels: Iterable[KernelSpec], phase: Phase | None = None) -> Op:
