@@ -64,12 +64,12 @@ $(BIN)/python:
 # The stamps are newer than their inputs once an installation is complete, so later runs skip it.
 $(VENV)/installed: $(INPUTS) | $(BIN)/python
 	@echo 'installing k3port and what it needs into $(VENV)'
-	@$(PIP) -e .
+	@begin=$$(date +%s) && $(PIP) -e . && echo $$(($$(date +%s) - begin)) >$(VENV)/install-seconds
 	@touch $@
 
 $(VENV)/installed-dev: $(INPUTS) | $(BIN)/python
 	@echo 'installing k3port and its development tools into $(VENV)'
-	@$(PIP) -e ".[dev]"
+	@begin=$$(date +%s) && $(PIP) -e ".[dev]" && echo $$(($$(date +%s) - begin)) >$(VENV)/install-seconds
 	@touch $@ $(VENV)/installed
 
 # Beside the installed Triton, not in its place: PYTHONPATH chooses it.

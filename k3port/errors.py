@@ -39,18 +39,26 @@ class K3Error(Exception):
         super().__init__(message)
 
     def render(self, max_reasons: int | None = 5) -> str:
-        """The text a person reads: ``error:``, reasons, ``hint:``. ``max_reasons=None`` prints every reason."""
+        """The text a person reads: ``error:``, reasons, ``hint:``. ``max_reasons=None`` prints every reason.
+
+        Each is one line, whatever an exception of other people's code brought with it; the attributes stay as they are.
+        """
         shown = self.reasons if max_reasons is None else self.reasons[:max_reasons]
-        lines = [f"error: {self.message}", *(f"  - {reason}" for reason in shown)]
+        lines = [f"error: {_one_line(self.message)}", *(f"  - {_one_line(reason)}" for reason in shown)]
         hidden = len(self.reasons) - len(shown)
         if hidden > 0:
             lines.append(f"  - and {hidden} more")
         if self.hint:
-            lines.append(f"hint: {self.hint}")
+            lines.append(f"hint: {_one_line(self.hint)}")
         return "\n".join(lines)
 
     def __str__(self) -> str:
         return self.render(max_reasons=20)
+
+
+def _one_line(text: str) -> str:
+    """The text without line breaks. Other spaces stay: they can be part of a file's name."""
+    return " ".join(part.strip() for part in text.splitlines() if part.strip())
 
 
 class UsageError(K3Error):

@@ -15,7 +15,7 @@ import pluggy
 
 from k3port import hookspecs
 from k3port.errors import K3Error
-from k3port.oracle.admit import spec_faults
+from k3port.oracle.admit import spec_doubts, spec_faults
 from k3port.oracle.checks import DoctorCheck
 from k3port.oracle.profile import load_profiles
 from k3port.oracle.sources import Probe
@@ -89,8 +89,8 @@ def make_registry(extra: Sequence[Any] = (), *, entry_points: bool = True) -> Re
             problems.append(f"plugin {name} was skipped: {_sentence(exc)}")
             continue
         for spec in answers["k3port_kernels"]:
-            if faults := spec_faults(spec):
-                problems.append(f"plugin {name}: kernel {spec.name} was left out: {'; '.join(faults)}")
+            if faults := _faults(spec):
+                problems.append(f"plugin {name}: kernel {_kernel(spec)} was left out: {'; '.join(faults)}")
                 continue
             owned.setdefault(spec.name, []).append((name, spec))
         devices += answers["k3port_detect"]
@@ -99,10 +99,38 @@ def make_registry(extra: Sequence[Any] = (), *, entry_points: bool = True) -> Re
         files |= {Path(file): name for file in answers["k3port_platforms"]}
     platforms, faults = _usable_files(files)
     problems += faults
+    problems += _doubts(owned, platforms)
     kernels, clashes = _unique(owned)
     return Registry(
         kernels, tuple(devices), tuple((*problems, *clashes)), tuple(probes), tuple(checks), platforms, clashes
     )
+
+
+def _faults(spec: KernelSpec) -> list[str]:
+    try:
+        return spec_faults(spec)
+    except Exception as exc:  # a record can hold objects that fail when they are compared or shown
+        return [f"its record cannot be read: {_sentence(exc)}"]
+
+
+def _kernel(spec: KernelSpec) -> str:
+    """The name of a kernel, where it has one."""
+    if not isinstance(spec.name, str):
+        return "without a name"
+    return spec.name if spec.name.isprintable() else repr(spec.name)
+
+
+def _doubts(owned: Mapping[str, list[tuple[str, KernelSpec]]], platforms: Sequence[Path]) -> Iterator[str]:
+    """What is probably wrong with the plugins' kernels that are kept."""
+    builtin = {module.__name__ for module in builtin_plugins()}
+    entries = [entry for group in owned.values() for entry in group]
+    archs = {arch for owner, spec in entries if owner in builtin for arch in spec.requires.archs}
+    foreign = [(owner, spec) for owner, spec in entries if owner not in builtin]
+    if any(set(spec.requires.archs) - archs for _, spec in foreign):
+        archs |= {profile.arch for profile in load_profiles(platforms).values()}
+    for owner, spec in foreign:
+        if doubts := spec_doubts(spec, archs):
+            yield f"plugin {owner}: kernel {spec.name}: {'; '.join(doubts)}"
 
 
 def _unique(owned: Mapping[str, list[tuple[str, KernelSpec]]]) -> tuple[tuple[KernelSpec, ...], tuple[str, ...]]:

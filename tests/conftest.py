@@ -4,10 +4,11 @@ the closing table of what each part of the run took."""
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
-from part_times import part_times
+from part_times import install_time, part_times
 
 from k3port.testing.synthetic import tiny_k3_config, tiny_kimi_linear_config, write_checkpoint
 
@@ -29,6 +30,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reports = [report for group in terminalreporter.stats.values() for report in group]
     lines = part_times(reports)
     if lines:
+        lines += install_time(Path(sys.prefix))
         terminalreporter.section("what each part took")
         for line in lines:
             terminalreporter.line(line)

@@ -10,15 +10,18 @@ import click
 
 from k3port.cli.console import Console
 from k3port.cli.interrupts import held
-from k3port.cli.options import COUNT, MAX_SEED
+from k3port.cli.options import MAX_SEED
 from k3port.cli.plan import start
 from k3port.errors import ExitCode, K3Error, NumericsError, UsageError
 from k3port.plugins import default_registry
+from k3port.settings import get_environment
+from k3port.testing.kernel_code import prints_to_stderr
 from k3port.testing.subject import DTYPES, find_subject
-from k3port.testing.targets import ISAS, TARGETS
+from k3port.testing.targets import ISAS, TARGETS, TPS
 
 MAX_MUTANTS = 100_000
 MAX_JOBS = 1024
+MAX_SECONDS = 10**6
 
 
 @click.command("check", short_help="Prove one kernel as far as this machine can.")
@@ -41,8 +44,7 @@ MAX_JOBS = 1024
     "--tp",
     "tps",
     multiple=True,
-    metavar="N",
-    type=COUNT,
+    type=click.Choice([str(tp) for tp in TPS]),
     help="Ranks that the compiled shapes are split over. Can be repeated. Default: 8.",
 )
 @click.option(
@@ -70,6 +72,14 @@ MAX_JOBS = 1024
 )
 @click.option("--all-configs", is_flag=True, help="Compile every tuned configuration, not only the chosen one.")
 @click.option("--jobs", metavar="N", type=click.IntRange(1, MAX_JOBS), help="Compilers side by side. Default: cores.")
+@click.option(
+    "--timeout",
+    metavar="S",
+    type=click.IntRange(1, MAX_SECONDS),
+    default=1800,
+    show_default=True,
+    help="Seconds for each part: the contract, the host code of compilation, one emulation.",
+)
 @click.option("--json", "json_mode", is_flag=True, help="Write one JSON document on stdout instead of text.")
 @click.option("-v", "--verbose", is_flag=True, help="Print every sample, and tracebacks of internal errors.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing on stderr but errors.")
@@ -84,7 +94,13 @@ def check(console: Console, name: str, **given: Any) -> None:
     isas, targets = (_chosen(given[key], every) for key, every in (("isas", ISAS), ("targets", TARGETS)))
     if given["mutate"] and not isas:
         raise UsageError("--mutate without an instruction set", hint="it drops instructions in emulation: give --isa")
-    registry = default_registry()
+    if get_environment(["TRITON_INTERPRET"]).get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y"):
+        raise UsageError(
+            "TRITON_INTERPRET is set in the environment, so that nothing could be compiled",
+            hint="unset it: the check starts the interpreter by itself",
+        )
+    with prints_to_stderr():
+        registry = default_registry()
     for problem in registry.problems:
         console.warn(problem)
     spec = find_subject(name, registry)
@@ -96,12 +112,13 @@ def check(console: Console, name: str, **given: Any) -> None:
         registry,
         isas=isas,
         targets=targets,
-        tps=given["tps"] or (8,),
+        tps=tuple(int(tp) for tp in given["tps"]) or (8,),
         dtypes=given["dtypes"],
         mutate=given["mutate"],
         seed=given["seed"],
         all_configs=given["all_configs"],
         jobs=given["jobs"] or os.cpu_count() or 1,
+        timeout_s=given["timeout"],
         progress=console.note,
     )
     if console.json_mode:

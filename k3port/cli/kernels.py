@@ -18,7 +18,7 @@ from k3port.cli.question import Question, ask, model_options, profiles_option
 from k3port.cli.render import table, window_text
 from k3port.errors import PlanError, UsageError
 from k3port.ops.catalog import OPS
-from k3port.oracle.predicates import reject
+from k3port.oracle.predicates import ask_record, reject, served
 from k3port.oracle.profile import Profile
 from k3port.oracle.spec import ALL_TOKENS, KernelSpec, OpQuery, Plan, Rejection, Target
 from k3port.plugins import default_registry
@@ -77,7 +77,11 @@ def explain(console: Console, op: str, **given: Any) -> None:
     """
     start(console, given)
     question = ask(given)
+    for problem in question.registry.problems:
+        console.warn(problem)
     name, at, phase = op.partition("@")
+    if not name.strip():
+        raise UsageError("OP is empty", hint="give an op, such as rms_norm; k3port kernels list shows them")
     if at and not phase:
         raise UsageError(f"no phase after {name}@", hint="give OP, OP@prefill or OP@decode")
     queries = _queries(question, name, phase)
@@ -192,13 +196,13 @@ def _is_foreign(spec: KernelSpec, query: OpQuery, target: Target) -> bool:
 
 
 def _candidate(spec: KernelSpec, query: OpQuery, question: Question, late: Rejection | None) -> dict[str, Any]:
-    first, last = spec.window(query, question.target)
+    target = question.target
+    first, last = served(spec, query, target)
     asked = dataclasses.replace(query, tokens=(first, last) if last is None or last >= first else query.tokens)
-    rejection = reject(spec, asked, question.target, built_only=False) or late
+    rejection = reject(spec, asked, target, built_only=False) or late
     if rejection is None and not spec.is_built:
-        rejection = reject(spec, asked, question.target)
-    padding = spec.padding(query) if spec.padding else None
-    note = spec.note(query, question.target) if spec.note else ""
+        rejection = reject(spec, asked, target)
+    padding, _ = ask_record(spec, "padding", query, target)
     return {
         **kernel_record(spec),
         "tokens": [first, last],
@@ -206,8 +210,8 @@ def _candidate(spec: KernelSpec, query: OpQuery, question: Question, late: Rejec
         "detail": rejection.detail if rejection else "",
         "hint": rejection.hint if rejection else "",
         "padding": padding.note if padding else "",
-        "note": note,
-        "workspace_bytes": spec.workspace_bytes(query) if spec.workspace_bytes else 0,
+        "note": ask_record(spec, "note", query, target)[0] or "",
+        "workspace_bytes": ask_record(spec, "workspace_bytes", query, target)[0] or 0,
     }
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping
 from functools import lru_cache
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from k3port.oracle.spec import KernelSpec, OpQuery, Rejection, RejectionCode, Target
+from k3port.oracle.spec import ALL_TOKENS, KernelSpec, OpQuery, Padding, Rejection, RejectionCode, Target, Tokens
 
 _ROUNDING_HINTS = {
     "mxfp8": "--activations mxfp8",
@@ -34,8 +37,72 @@ def satisfies(version: str, requirement: str) -> bool:
 LEAVE = "--allow-reference"
 """The option that lets fallbacks run on a GPU."""
 
-CHECK_FAILED = "its own check failed"
-"""How the detail of a refusal begins where the kernel's check raised: a fault of the kernel, which plans warn about."""
+
+def is_own_fault(detail: str) -> bool:
+    """Whether a refusal says that a function of the kernel's record raised, or answered what it must not."""
+    return re.match(r"its own (check|tokens|padding|note|workspace_bytes) failed: ", detail) is not None
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_window(value: object) -> bool:
+    return (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and _is_count(value[0])
+        and (value[1] is None or _is_count(value[1]))
+    )
+
+
+def _is_padding(value: object) -> bool:
+    if not isinstance(value, Padding):
+        return value is None
+    return isinstance(value.axes, Mapping) and all(map(_is_count, value.axes.values())) and isinstance(value.note, str)
+
+
+# By field of the record: whether an answer is one, and what it has to be.
+_ANSWERS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "check": (lambda value: value is None or isinstance(value, str), "a reason or None"),
+    "tokens": (_is_window, "(first, last), last None for no end"),
+    "padding": (_is_padding, "a Padding or None"),
+    "note": (lambda value: value is None or isinstance(value, str), "text"),
+    "workspace_bytes": (_is_count, "a number of bytes"),
+}
+
+
+def ask_record(spec: KernelSpec, field: str, query: OpQuery, target: Target) -> tuple[Any, str]:
+    """What a function of the record says, and what is wrong with it: ``(value, "")`` or ``(None, fault)``.
+
+    A function that fails must not take the plan of all other kernels with it. A field that holds no function says None.
+
+    Args:
+        field: ``check``, ``tokens``, ``padding``, ``note`` or ``workspace_bytes``.
+    """
+    function = getattr(spec, field)
+    if not callable(function):
+        return None, ""
+    accepts, expected = _ANSWERS[field]
+    try:
+        value = function(query) if field in ("padding", "workspace_bytes") else function(query, target)
+    except (Exception, SystemExit) as exc:
+        return None, _line(f"its own {field} failed: {type(exc).__name__}: {exc}")
+    if not accepts(value):
+        return None, _line(f"its own {field} failed: {field} must return {expected}, it returned {value!r:.80}")
+    return _line(value) if isinstance(value, str) else value, ""
+
+
+def served(spec: KernelSpec, query: OpQuery, target: Target) -> Tokens:
+    """The token counts that a kernel serves; all of them where its own function fails, which :func:`reject` tells."""
+    if not callable(spec.tokens):
+        return spec.tokens
+    found, fault = ask_record(spec, "tokens", query, target)
+    return ALL_TOKENS if fault else found
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def reject(spec: KernelSpec, query: OpQuery, target: Target, *, built_only: bool = True) -> Rejection | None:
@@ -86,9 +153,13 @@ def _reasons(spec: KernelSpec, query: OpQuery, target: Target, built_only: bool)
     if query.deterministic and not spec.deterministic:
         yield "DETERMINISM", "does not give the same bits each time", ""
     yield from _software(spec, target)
-    first, last = spec.window(query, target)
+    yield "AXIS", ask_record(spec, "tokens", query, target)[1], ""
+    first, last = served(spec, query, target)
     if query.tokens[0] < first or (last is not None and (query.tokens[1] is None or query.tokens[1] > last)):
         yield "TOKENS", f"serves steps of {first} to {'any' if last is None else last} tokens", ""
+    # Asked here, where the kernel would be taken: later is too late to leave it out.
+    for field in ("padding", "note", "workspace_bytes"):
+        yield "AXIS", ask_record(spec, field, query, target)[1], ""
     if spec.needs_leave(target) and not target.allow_reference:
         yield "REFERENCE", "runs on a GPU only where references are allowed: right, and slow", LEAVE
     yield "DISABLED", target.disabled.get(spec.name, ""), ""
@@ -98,11 +169,9 @@ def _reasons(spec: KernelSpec, query: OpQuery, target: Target, built_only: bool)
 
 
 def _checked(spec: KernelSpec, query: OpQuery, target: Target) -> str:
-    """What the kernel's own check says. One that fails refuses: it must not take the plan of all others with it."""
-    try:
-        return (spec.check(query, target) if spec.check else None) or ""
-    except (Exception, SystemExit) as exc:
-        return f"{CHECK_FAILED}: {type(exc).__name__}: {exc}"
+    """What the kernel's own check says; a check that fails refuses."""
+    reason, fault = ask_record(spec, "check", query, target)
+    return fault or reason or ""
 
 
 def _software(spec: KernelSpec, target: Target):

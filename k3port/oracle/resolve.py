@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 from k3port.errors import PlanError
 from k3port.ops.catalog import OPS, slot_name
 from k3port.oracle.pins import expand_pins
-from k3port.oracle.predicates import CHECK_FAILED, reject
+from k3port.oracle.predicates import ask_record, is_own_fault, reject, served
 from k3port.oracle.spec import ALL_TOKENS, GAP, KernelSpec, OpQuery, Plan, Rejection, Selection, Target, Tokens
 
 # Where layouts conflict the decode kernel decides, then the prefill kernel. Fine ops without a phase come last: only
@@ -75,8 +75,8 @@ def resolve(
 
 
 def _failed_checks(selections: Iterable[Selection]) -> tuple[str, ...]:
-    """One sentence per kernel whose own check raised: it is left out, and its author should know."""
-    failed = {r.kernel: r.detail for s in selections for r in s.rejected if r.detail.startswith(CHECK_FAILED)}
+    """One sentence per kernel whose record has a function that fails: it is left out, and its author should know."""
+    failed = {r.kernel: r.detail for s in selections for r in s.rejected if is_own_fault(r.detail)}
     return tuple(f"kernel {name} is left out: {detail}" for name, detail in sorted(failed.items()))
 
 
@@ -116,7 +116,7 @@ def _ranked(specs: list[KernelSpec], target: Target, op: str) -> list[KernelSpec
 
 def _serves_some(spec: KernelSpec, query: OpQuery, target: Target, built_only: bool) -> bool:
     """Whether the kernel could serve part of the query's tokens: only such kernels cut the range into windows."""
-    (low, high), (first, last) = query.tokens, spec.window(query, target)
+    (low, high), (first, last) = query.tokens, served(spec, query, target)
     low = max(low, first)
     high = last if high is None else high if last is None else min(high, last)
     if high is not None and high < low:
@@ -135,7 +135,7 @@ def _windows(query: OpQuery, specs: Iterable[KernelSpec], target: Target) -> lis
     low, high = query.tokens
     starts = {low}
     for spec in specs:
-        first, last = spec.window(query, target)
+        first, last = served(spec, query, target)
         starts.add(first)
         if last is not None:
             starts.add(last + 1)
@@ -237,7 +237,7 @@ def _selection(
         return replace(base, reason=reason, rejected=(*cell.rejected, *extra))
     extra = [_why_not(other, spec, cell, chosen) for other in cell.accepted if other is not spec]
     package = canonicalize_name(Requirement(spec.requires.packages[0]).name) if spec.requires.packages else ""
-    padding = spec.padding(query) if spec.padding else None
+    padding, _ = ask_record(spec, "padding", query, target)
     return replace(
         base,
         kernel=spec.name,
@@ -247,7 +247,7 @@ def _selection(
                 (
                     _reason(spec, cell, pinned, target),
                     "a reference, allowed on this GPU" if spec.needs_leave(target) else "",
-                    spec.note and spec.note(query, target),
+                    ask_record(spec, "note", query, target)[0],
                 ),
             )
         ),

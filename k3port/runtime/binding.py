@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from k3port.errors import PlanError
@@ -19,15 +20,49 @@ def load_object(path: str) -> Any:
     """``module:attribute`` to the object.
 
     Raises:
-        PlanError: the module cannot be imported or lacks the attribute.
+        PlanError: the module cannot be imported, whatever it raised, or lacks the attribute.
     """
     module, _, attribute = path.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as exc:
-        raise PlanError(
-            f"kernel {path} cannot be loaded", reasons=[f"{type(exc).__name__}: {exc}"], hint="pin another kernel"
-        ) from exc
+    # Kernels are code of others: a syntax error or an exit in their module is a fault of the kernel, not of this one.
+    except (Exception, SystemExit) as exc:
+        reason = f"{module}: {_sentence(exc)}"
+        raise PlanError(f"kernel {path} cannot be loaded", reasons=[reason], hint="pin another kernel") from exc
+
+
+def load_kernel(spec: KernelSpec, path: str = "") -> Op:
+    """The function of a kernel.
+
+    Args:
+        path: another function of the kernel, such as the one that packs its weights.
+
+    Raises:
+        PlanError: it cannot be loaded, or is no function; names the kernel, the module and what went wrong.
+    """
+    path = path or spec.load
+    try:
+        function = load_object(path)
+    except PlanError as exc:
+        raise _failed(spec, "cannot be loaded", exc.reasons) from exc
+    if not callable(function):
+        kind = type(function).__name__
+        raise _failed(spec, "cannot be loaded", [f"{path.replace(':', '.')} is of type {kind}, which cannot be called"])
+    return function
+
+
+def _failed(spec: KernelSpec, what: str, reasons: Iterable[str]) -> PlanError:
+    hint = f"correct or install it, or leave it out: K3PORT_DISABLE={spec.name}"
+    return PlanError(f"kernel {spec.name} of {spec.op} {what}", reasons=reasons, hint=hint)
+
+
+def _sentence(exc: BaseException) -> str:
+    """What was raised, and where: the last line of a file that was running, which a syntax error says itself."""
+    ran = [
+        f for f in traceback.extract_tb(exc.__traceback__) if not f.filename.startswith("<") and f.filename != __file__
+    ]
+    where = f" ({ran[-1].filename}, line {ran[-1].lineno})" if ran and not isinstance(exc, SyntaxError) else ""
+    return " ".join(f"{type(exc).__name__}: {exc}{where}".split())
 
 
 def bind_table(
@@ -64,14 +99,7 @@ def bind_table(
 
     def load(selection: Selection) -> Op:
         spec = kernels[selection.kernel]
-        try:
-            function = load_object(spec.load)
-        except PlanError as exc:
-            raise PlanError(
-                f"kernel {spec.name} of {spec.op} cannot be loaded",
-                reasons=[exc.message, *exc.reasons],
-                hint=f"correct or install it, or leave it out: K3PORT_DISABLE={spec.name}",
-            ) from exc
+        function = load_kernel(spec)
         if spec.parts:
             slots = {part: slot_name(part, selection.phase if OPS[part].phased else None) for part in spec.parts}
             function = _called(spec, function, {part: bind(slot) for part, slot in slots.items()})
@@ -85,13 +113,13 @@ def bind_table(
 
 def _called(spec: KernelSpec, factory: Op, parts: Mapping[str, Op]) -> Op:
     try:
-        return factory(**parts)
-    except TypeError as exc:
-        raise PlanError(
-            f"kernel {spec.name} does not take its parts {', '.join(parts)}",
-            reasons=[str(exc)],
-            hint=f"correct the kernel, or leave it out: K3PORT_DISABLE={spec.name}",
-        ) from exc
+        function = factory(**parts)
+    except (Exception, SystemExit) as exc:
+        raise _failed(spec, f"does not take its parts {', '.join(parts)}", [_sentence(exc)]) from exc
+    if not callable(function):
+        reasons = [f"{spec.load} gave {type(function).__name__}, which cannot be called"]
+        raise _failed(spec, f"makes no function of its parts {', '.join(parts)}", reasons)
+    return function
 
 
 def _check_signature(spec: KernelSpec, phase: Phase | None, function: Op) -> None:
@@ -104,7 +132,7 @@ def _check_signature(spec: KernelSpec, phase: Phase | None, function: Op) -> Non
     contract = next((c for c in contracts if c.phase in (None, phase)), None)
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):
+    except Exception:
         return  # a function of an extension module need not tell
     if contract is None:
         return
@@ -138,5 +166,6 @@ def pack_function(plan: Plan, kernels: Mapping[str, KernelSpec]) -> Op:
     for op in ("moe", "moe_experts"):
         for selection in plan.selections:
             if selection.op == op and selection.kernel and kernels[selection.kernel].pack:
-                return load_object(kernels[selection.kernel].pack)
+                spec = kernels[selection.kernel]
+                return load_kernel(spec, spec.pack)
     return load_object("k3port.ops.moe_weights:keep_stored")

@@ -6,22 +6,36 @@ AMD machine code in emulation; and what the samples notice of dropped instructio
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import importlib
 import platform
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from k3port import __version__
-from k3port.errors import ExitCode, K3Error
+from k3port.errors import ExitCode, K3Error, UsageError
+from k3port.oracle.predicates import reject
 from k3port.oracle.profile import Profile, load_profiles
 from k3port.oracle.spec import KernelSpec
 from k3port.plugins import Registry
 from k3port.runtime.platforms import find_profile
 from k3port.testing.bench.machine import package_version
+from k3port.testing.contract.reference import contract_samples, fitted, op_contracts, sample_query
+from k3port.testing.kernel_code import (
+    FINDINGS,
+    LONG_CASE_S,
+    PART_S,
+    Budget,
+    load_fault,
+    prints_to_stderr,
+    said,
+)
 from k3port.testing.subject import DTYPES, is_triton, runs_on_cpu
 from k3port.testing.suite import SuiteReport, run_suite
 from k3port.testing.targets import ISAS, TARGETS
@@ -31,6 +45,7 @@ if TYPE_CHECKING:
     from k3port.testing.xcompile import CompileReport
 
 INTERPRETED_DTYPES = ("float32", "bfloat16", "float16")
+_USUAL = ("h200", "mi355x")
 
 
 @dataclass(frozen=True)
@@ -54,6 +69,9 @@ class KernelCheck:
         compilation: None where nothing was compiled.
         emulations: one per instruction set.
         seconds: wall time by part.
+        unloaded: why the kernel cannot be loaded; nothing was run of it then.
+        broken: parts that could not be done, a sentence each; the others were.
+        hint: what the record lacks, where that explains why so little was run.
         not_run: a sentence for each thing that this check leaves open.
     """
 
@@ -66,27 +84,34 @@ class KernelCheck:
     emulations: tuple[EmulationReport, ...]
     seconds: Mapping[str, float]
     not_run: tuple[str, ...]
+    unloaded: str = ""
+    broken: tuple[str, ...] = ()
+    hint: str = ""
 
     @property
     def numeric_faults(self) -> tuple[str, ...]:
         """Faults of numbers, bounds and synchronisation."""
-        found = [f"{run.where}: {fault}" for run in self.suites for fault in run.report.faults]
+        found = [f"{run.where}: {fault}" for run in self.suites for fault in run.report.grouped_faults]
         found += [f"emulation: {fault}" for emulation in self.emulations for fault in emulation.faults]
         return tuple(found)
 
     @property
     def other_faults(self) -> tuple[str, ...]:
         """What does not compile or does not fit, and a kernel that nothing has been run of."""
-        found = [f"compilation: {fault}" for fault in self.compilation.faults] if self.compilation else []
+        if self.unloaded:
+            return (self.unloaded,)
+        found = list(self.broken)
+        found += [f"compilation: {fault}" for fault in self.compilation.faults] if self.compilation else []
         if self.compilation is not None and self.compilation.silent:
-            found.append("compilation: its host code launched no Triton kernel at production shapes")
+            where = "; ".join(self.compilation.silent)
+            found.append(f"compilation: its host code launched no Triton kernel at production shapes: {where}")
         ran = any(run.report.ran for run in self.suites) or any(e.suite.ran for e in self.emulations)
         if not ran:
             here = bool(self.suites or self.emulations)
             why = (
                 "its record admits no sample of the contract here" if here else "this machine has no GPU that it is for"
             )
-            found.append(f"{why}: nothing was run")
+            found.append(f"{why}: nothing was run{f'; {self.hint}' if self.hint else ''}")
         return tuple(found)
 
     @property
@@ -125,6 +150,7 @@ def check_kernel(
     seed: int = 0,
     all_configs: bool = False,
     jobs: int = 1,
+    timeout_s: float = PART_S,
     progress: Callable[[str], None] = lambda text: None,
 ) -> KernelCheck:
     """Checks one built kernel of a registry (:func:`k3port.testing.subject.find_subject`).
@@ -138,28 +164,49 @@ def check_kernel(
         seed: which ones.
         all_configs: compile every tuned configuration instead of the chosen one.
         jobs: compilers side by side.
+        timeout_s: seconds for each part: the contract at one place, the host code of compilation, one emulation.
         progress: gets a sentence before each part.
+
+    What the kernel's code prints goes to stderr. A kernel that cannot be loaded has a report too, with that fault.
+
+    Raises:
+        UsageError: a dtype that Triton kernels are not run in.
+        K3Error: the kernel is written in Triton, which cannot be imported.
     """
+    wide = [name for name in dtypes if name not in INTERPRETED_DTYPES]
+    if wide and is_triton(spec):
+        raise UsageError(
+            f"kernel {spec.name} is written in Triton, and Triton kernels are not run in {', '.join(wide)}",
+            hint=f"they compute in float32 at most; ask for {', '.join(INTERPRETED_DTYPES)}",
+        )
+    if is_triton(spec):
+        _import_triton(spec)
     seconds: dict[str, float] = {}
     suites: list[SuiteRun] = []
-    for place in _places(spec, registry):
-        progress(f"contract of {spec.op}: {place.where} ...")
-        begin = time.perf_counter()
-        report = place.run(tuple(dtypes))
-        suites.append(SuiteRun(place.where, place.platform, report, time.perf_counter() - begin))
-    if suites:
-        seconds["contract"] = sum(run.seconds for run in suites)
-    compilation, emulations = None, []
-    if is_triton(spec):
+    broken: list[str] = []
+    compilation: CompileReport | None = None
+    emulations: list[EmulationReport] = []
+    with prints_to_stderr():
+        unloaded = load_fault(spec.load)
+        for place in _places(spec, registry, timeout_s) if not unloaded else ():
+            progress(f"contract of {spec.op}: {place.where} ...")
+            begin = time.perf_counter()
+            with _part(place.where, broken):
+                report = place.run(tuple(dtypes))
+                suites.append(SuiteRun(place.where, place.platform, report, time.perf_counter() - begin))
+        if suites:
+            seconds["contract"] = sum(run.seconds for run in suites)
         # A composite has no host code of its own to compile; its parts are kernels with checks of their own.
-        if targets and not spec.parts:
+        if is_triton(spec) and targets and not spec.parts and not unloaded:
             progress(f"compilation for {', '.join(targets)} ...")
             begin = time.perf_counter()
-            compilation = _compile(spec, targets, tps, all_configs, jobs)
+            with _part("compilation", broken):
+                compilation = _compile(spec, targets, tps, all_configs, jobs, timeout_s)
             seconds["compilation"] = time.perf_counter() - begin
-        for isa in isas if _is_for(spec, "amd") else ():
+        for isa in isas if is_triton(spec) and _is_for(spec, "amd") and not unloaded else ():
             progress(f"emulation of {isa}{f', {mutate} mutants' if mutate else ''} ...")
-            emulations.append(_emulate(spec, registry, isa, dtypes, mutate, seed))
+            with _part(f"emulation of {isa}", broken):
+                emulations.append(_emulate(spec, registry, isa, dtypes, mutate, seed, timeout_s))
         if emulations:
             seconds["emulation"] = sum(emulation.seconds for emulation in emulations)
     return KernelCheck(
@@ -171,8 +218,44 @@ def check_kernel(
         compilation=compilation,
         emulations=tuple(emulations),
         seconds=seconds,
-        not_run=tuple(_not_run(spec, suites, emulations, isas, targets, mutate)),
+        not_run=("everything",) if unloaded else tuple(_not_run(spec, suites, emulations, isas, targets, mutate)),
+        unloaded=unloaded,
+        broken=tuple(broken),
+        hint="" if unloaded else _unnamed_triton(spec),
     )
+
+
+@contextlib.contextmanager
+def _part(name: str, broken: list[str]) -> Iterator[None]:
+    """A part that fails as a whole is a fault; the parts after it are run all the same."""
+    try:
+        yield
+    except FINDINGS as exc:
+        reason = "; ".join([exc.message, *exc.reasons]) if isinstance(exc, K3Error) else said(exc)
+        broken.append(f"{name}: could not be done: {reason}")
+
+
+def _import_triton(spec: KernelSpec) -> None:
+    try:
+        importlib.import_module("triton")
+    except Exception as exc:
+        raise K3Error(
+            f"kernel {spec.name} is written in Triton, which is not installed, or cannot be imported",
+            reasons=[said(exc)],
+            hint="pip install triton; it needs no GPU here",
+        ) from None
+
+
+def _unnamed_triton(spec: KernelSpec) -> str:
+    """A hint for a kernel for GPUs whose module has Triton functions, and whose record does not say so."""
+    if is_triton(spec) or "triton" not in sys.modules:
+        return ""
+    from triton.runtime.jit import JITFunction
+
+    module = sys.modules.get(spec.load.partition(":")[0])
+    if any(isinstance(value, JITFunction) for value in vars(module).values()) if module else False:
+        return "its module has Triton functions: packages must name triton, such as packages=('triton>=3.6',)"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -184,57 +267,91 @@ class _Place:
     run: Callable[[tuple[str, ...]], SuiteReport]
 
 
-def _places(spec: KernelSpec, registry: Registry) -> list[_Place]:
+def _places(spec: KernelSpec, registry: Registry, timeout_s: float) -> list[_Place]:
     """The GPU of this machine where the kernel is for it; else the CPU, or Triton's interpreter."""
     places = []
     for_gpus = not spec.is_reference and (_is_for(spec, "nvidia") or _is_for(spec, "amd"))
     gpu = _profile_here() if for_gpus and torch.cuda.is_available() else None
     if gpu is not None and _is_for(spec, gpu.vendor):
-        places.append(_Place(f"GPU, {_gpu_name()}", gpu.name, lambda names: _suite(spec, registry, gpu, "cuda", names)))
-    if runs_on_cpu(spec):
+        places.append(
+            _Place(f"GPU, {_gpu_name()}", gpu.name, lambda names: _suite(spec, registry, gpu, "cuda", names, timeout_s))
+        )
+    # Before the CPU: a record that names no vendor is for every one, and Triton's functions need a GPU all the same.
+    if is_triton(spec):
+        if not places:
+            name = platform_for(spec)
+            places.append(_Place("Triton's interpreter", name, lambda names: _interpret(spec, name, names, timeout_s)))
+    elif runs_on_cpu(spec):
         cpu = find_profile("cpu", registry=registry)
-        places.append(_Place("CPU", "cpu", lambda names: _suite(spec, registry, cpu, "cpu", names)))
-    elif is_triton(spec) and not places:
-        name = "h200" if _is_for(spec, "nvidia") else "mi355x"
-        places.append(_Place("Triton's interpreter", name, lambda names: _interpret(spec, name, names)))
+        places.append(_Place("CPU", "cpu", lambda names: _suite(spec, registry, cpu, "cpu", names, timeout_s)))
     return places
 
 
-def _suite(spec: KernelSpec, registry: Registry, where: Profile, device: str, names: tuple[str, ...]) -> SuiteReport:
+def platform_for(spec: KernelSpec) -> str:
+    """The platform whose limits count where a kernel for GPUs runs without one: the first with a sample that it admits.
+
+    h200 and mi355x come first, and h200 is the answer where no platform admits any.
+    """
+    dtypes = [getattr(torch, name) for name in INTERPRETED_DTYPES]
+    queries = [
+        sample_query(contract, fitted(contract, sample, spec), dtype)
+        for contract in op_contracts(spec.op)
+        for dtype in dtypes
+        for sample in contract_samples(contract, dtype)
+    ]
+    profiles = sorted(load_profiles().values(), key=lambda profile: (profile.name not in _USUAL, profile.name))
+    targets = [profile.target() for profile in profiles if profile.vendor != "cpu"]
+    return next((t.platform for t in targets if any(reject(spec, q, t) is None for q in queries)), _USUAL[0])
+
+
+def _suite(
+    spec: KernelSpec, registry: Registry, where: Profile, device: str, names: tuple[str, ...], timeout_s: float
+) -> SuiteReport:
     dtypes = [getattr(torch, name) for name in names or DTYPES]
-    return run_suite(spec, registry.kernels, target=where.target(), device=device, dtypes=dtypes)
+    budget = Budget(LONG_CASE_S, timeout_s)
+    return run_suite(spec, registry.kernels, target=where.target(), device=device, dtypes=dtypes, budget=budget)
 
 
-def _interpret(spec: KernelSpec, name: str, names: tuple[str, ...]) -> SuiteReport:
+def _interpret(spec: KernelSpec, name: str, names: tuple[str, ...], timeout_s: float) -> SuiteReport:
     from k3port.testing.interpreter import InterpreterFailed, run_interpreted
 
     dtypes = [dtype for dtype in INTERPRETED_DTYPES if not names or dtype in names]
     try:
-        (report,) = run_interpreted([spec], platform=name, dtypes=dtypes)
+        (report,) = run_interpreted([spec], platform=name, dtypes=dtypes, timeout_s=timeout_s)
     except InterpreterFailed as exc:
         raise K3Error(
             f"kernel {spec.name} cannot be interpreted",
-            reasons=str(exc).strip().splitlines()[-3:],
+            reasons=[str(exc)],
             hint="its module and its plugin must be importable in a new process",
         ) from None
     return report
 
 
 def _compile(
-    spec: KernelSpec, targets: Sequence[str], tps: Sequence[int], all_configs: bool, jobs: int
+    spec: KernelSpec, targets: Sequence[str], tps: Sequence[int], all_configs: bool, jobs: int, timeout_s: float
 ) -> CompileReport:
     from k3port.testing.xcompile import compile_kernel
 
-    return compile_kernel(spec, targets=tuple(targets), tps=tuple(tps), all_configs=all_configs, jobs=jobs)
+    return compile_kernel(
+        spec, targets=tuple(targets), tps=tuple(tps), all_configs=all_configs, jobs=jobs, timeout_s=timeout_s
+    )
 
 
 def _emulate(
-    spec: KernelSpec, registry: Registry, isa: str, names: Sequence[str], mutate: int, seed: int
+    spec: KernelSpec,
+    registry: Registry,
+    isa: str,
+    names: Sequence[str],
+    mutate: int,
+    seed: int,
+    timeout_s: float,
 ) -> EmulationReport:
     from k3port.testing import emulation
 
     dtypes = [dtype for dtype in emulation.DTYPES if not names or str(dtype).removeprefix("torch.") in names]
-    return emulation.run_emulated(spec, registry.kernels, isa, dtypes=dtypes, mutate=mutate, seed=seed)
+    return emulation.run_emulated(
+        spec, registry.kernels, isa, dtypes=dtypes, mutate=mutate, seed=seed, timeout_s=timeout_s
+    )
 
 
 def _is_for(spec: KernelSpec, vendor: str) -> bool:

@@ -100,6 +100,8 @@ def _emulated(emulation: EmulationReport, verbose: bool) -> list[str]:
     lines += [*_numbers(report), "", "; ".join(facts) + ".", *_refused(report)]
     if verbose:
         lines += _samples(report)
+    if emulation.warnings:
+        lines += ["", "Warnings of the compiler:", "", *(f"- {_one_line(text)}" for text in emulation.warnings)]
     if emulation.mutation is not None:
         lines += _mutated(emulation)
     return lines
@@ -200,6 +202,7 @@ def _emulation_record(emulation: EmulationReport) -> dict[str, Any]:
         "unknown": list(emulation.unknown),
         "faults": list(emulation.faults),
         "left_out": list(emulation.left_out),
+        "warnings": list(emulation.warnings),
         "mutation": None
         if mutation is None
         else {**dataclasses.asdict(mutation), "noticed": mutation.noticed, "count": mutation.count},

@@ -6,6 +6,7 @@ nothing is said of timing, of cache coherence, or of races in global memory.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,9 +24,11 @@ from k3port.testing.amd_isa import mutate as drop_instructions
 from k3port.testing.contract import memory
 from k3port.testing.contract.reference import contract_samples, dtype_name, op_contracts, sample_query
 from k3port.testing.contract.variants import Variant
+from k3port.testing.kernel_code import LONG_CASE_S, PART_S, Budget
 from k3port.testing.subject import admits_dtype
 from k3port.testing.suite import INVARIANT, SuiteReport, run_suite
 from k3port.testing.targets import platform_target
+from k3port.testing.xcompile.compiler import caught
 
 DTYPES: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float32, torch.float16)
 MAX_ROWS = 144
@@ -50,6 +53,7 @@ class EmulationReport:
         unknown: instructions of the compiled code that the emulator does not have, whether they were reached or not.
         ulp_noise: whether approximate instructions (rcp, rsq, exp and the like) were wrong by up to one ulp.
         mutation: single instructions dropped, and whether the samples noticed.
+        warnings: what Triton's compiler warned about.
     """
 
     kernel: str
@@ -63,6 +67,7 @@ class EmulationReport:
     ulp_noise: bool
     mutation: MutationReport | None
     seconds: float
+    warnings: tuple[str, ...] = ()
 
     @property
     def out_of_bounds(self) -> tuple[str, ...]:
@@ -72,7 +77,7 @@ class EmulationReport:
     @property
     def faults(self) -> tuple[str, ...]:
         """All that is wrong, a sentence each. A surviving mutant is no fault."""
-        found = list(self.suite.faults)
+        found = list(self.suite.grouped_faults)
         found += [f"{self.kernel}, {self.arch}: race in LDS: {race}" for race in self.races]
         found += [f"{self.kernel}, {self.arch}: unknown instruction: {text}" for text in self.unknown]
         if self.suite.ran and not self.launches:
@@ -122,6 +127,7 @@ def run_emulated(
     mutate: int = 0,
     seed: int = 0,
     ulp_noise: bool = False,
+    timeout_s: float = PART_S,
 ) -> EmulationReport:
     """Runs the small samples and the invariants of a Triton kernel's contract on ``gfx942`` or ``gfx950`` in emulation.
 
@@ -132,15 +138,18 @@ def run_emulated(
         mutate: how many single instructions to drop, one at a time; 0 drops none.
         seed: which ones. They are dropped under the samples of the first dtype, and only where all is well before.
         ulp_noise: approximate instructions are wrong by up to one ulp, as hardware may be.
+        timeout_s: seconds for all samples together, mutation aside.
     """
     begin, known = time.perf_counter(), tuple(kernels)
     choice = Affordable(spec.op, max_rows)
     # What the record admits comes first: the first dtype takes the large samples.
     dtypes = sorted(dtypes, key=lambda dtype: not admits_dtype(spec, dtype_name(dtype)))
-    suite, launches = _run(spec, known, arch, dtypes, variants, choice, ulp_noise=ulp_noise)
-    mutation = None
-    if mutate and suite.ran and not suite.faults:
-        mutation = _mutated(spec, known, arch, suite, mutate, seed)
+    budget, mutation = Budget(LONG_CASE_S, timeout_s), None
+    with caught() as said:
+        suite, launches = _run(spec, known, arch, dtypes, variants, choice, budget, ulp_noise=ulp_noise)
+        if mutate and suite.ran and not suite.faults:
+            mutation = _mutated(spec, known, arch, suite, mutate, seed)
+    sys.stderr.write(said.others())
     return EmulationReport(
         kernel=spec.name,
         arch=arch,
@@ -153,6 +162,7 @@ def run_emulated(
         ulp_noise=ulp_noise,
         mutation=mutation,
         seconds=time.perf_counter() - begin,
+        warnings=said.warnings(),
     )
 
 
@@ -163,6 +173,7 @@ def _run(
     dtypes: Sequence[torch.dtype],
     variants: Sequence[Variant],
     samples: Affordable,
+    budget: Budget,
     **options: Any,
 ) -> tuple[SuiteReport, list[LaunchReport]]:
     """All samples in the first dtype and memory order; the small ones in the other dtypes, and in the other orders.
@@ -180,7 +191,7 @@ def _run(
         first, second, third = (
             run_suite(
                 spec, kernels, target=platform_target(arch), dtypes=tuple(types), samples=choice, variants=orders,
-                invariants=invariants,
+                invariants=invariants, budget=budget,
             )
             for types, orders, choice, invariants in asked
         )  # fmt: skip
@@ -205,7 +216,7 @@ def _mutated(
         with exact_bounds():
             for wanted, variant in cases:
                 run_suite(
-                    spec, kernels, target=target, dtypes=(dtype,), invariants=False,
+                    spec, kernels, target=target, dtypes=(dtype,), invariants=False, repeat=False,
                     samples=partial(_is_named, wanted), variants=(cast(Variant, variant),),
                 ).check()  # fmt: skip
 

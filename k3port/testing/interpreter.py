@@ -1,7 +1,8 @@
 """Portable kernels on a machine without a GPU: Triton's interpreter, in a process of its own.
 
 Triton decides while it is imported whether its functions are compiled or interpreted, so the switch must be in the
-environment of a fresh process. :func:`run_interpreted` starts one and reads one JSON document a line from its stdout.
+environment of a fresh process. :func:`run_interpreted` starts one and reads one JSON document a line from its stdout;
+what kernels print goes to stderr.
 
 What the interpreter does differently from a GPU, as found with Triton 3.6 and 3.9:
 
@@ -16,29 +17,35 @@ What the interpreter does differently from a GPU, as found with Triton 3.6 and 3
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import importlib
 import json
 import os
-import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from k3port.oracle.profile import load_profiles
 from k3port.oracle.spec import KernelSpec
 from k3port.plugins import make_registry
+from k3port.testing.interpreter_process import Case, run_child
+from k3port.testing.kernel_code import CASE_S, PART_S, Budget, prints_to_stderr
 from k3port.testing.subject import admits_dtype
 
 if TYPE_CHECKING:
     import torch
 
     from k3port.ops.contract import Sample
-    from k3port.testing.suite import SuiteReport
+    from k3port.testing.suite import CaseReport, SuiteReport
 
 DTYPES = ("float32", "bfloat16", "float16")
 VARIANTS = ("plain", "strided", "permuted")
 """Without ``unaligned``, which means nothing here."""
+MAX_DEATHS = 3
+"""Cases of one kernel that may end their process, or not end, before the rest is given up."""
 MAX_ELEMENTS = 1 << 19
 """Numbers in all arguments of the largest call that is interpreted: a tiny program takes 5 to 9 ms."""
 
@@ -64,6 +71,7 @@ def run_interpreted(
     plugins: Sequence[str] = (),
     invariants: bool = True,
     timeout_s: float = 600,
+    case_s: float = CASE_S,
 ) -> list[SuiteReport]:
     """Runs the contract suite of some kernels in Triton's interpreter.
 
@@ -75,9 +83,12 @@ def run_interpreted(
             Everything else is called in the first variant alone.
         samples: ``module:function`` of a predicate on samples; empty takes all.
         plugins: modules with hooks that register more kernels; installed plugins are there anyway.
+        timeout_s: seconds for all kernels together.
+        case_s: seconds for one case.
 
     Returns:
-        One report per kernel. A process that died leaves a report whose fault names the case that it was in.
+        One report per kernel. A case that ended its process, or that did not end, is a fault; the cases after it run in
+        a new process, up to :data:`MAX_DEATHS` times.
 
     Raises:
         InterpreterFailed: an unknown name, or a process that failed outside of any kernel.
@@ -88,61 +99,42 @@ def run_interpreted(
         *(["--plugins", *plugins] if plugins else []),
         *([] if invariants else ["--no-invariants"]),
     ]
-    names = [kernel if isinstance(kernel, str) else kernel.name for kernel in kernels]
-    reports: dict[str, SuiteReport] = {}
-    # A kernel that ends the process takes those after it along: they get a process of their own.
-    while missing := [name for name in names if name not in reports]:
-        reports |= _run(missing, options, timeout_s)
-    return [reports[name] for name in names]
-
-
-def _run(names: Sequence[str], options: Sequence[str], timeout_s: float) -> dict[str, SuiteReport]:
-    """One process; the reports of at least one kernel."""
-    command = [
-        *("env", "TRITON_INTERPRET=1", f"PYTHONPATH={os.pathsep.join(path or os.curdir for path in sys.path)}"),
-        *(sys.executable, "-m", "k3port.testing.interpreter", *names, *options),
+    end = time.monotonic() + timeout_s
+    return [
+        _interpreted(kernel if isinstance(kernel, str) else kernel.name, options, timeout_s, end, case_s)
+        for kernel in kernels
     ]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
-        output, errors, status = done.stdout, done.stderr, done.returncode
-    except subprocess.TimeoutExpired as exc:
-        output, errors, status = _text(exc.stdout), _text(exc.stderr), None
-    reports = _read(output, errors, status)
-    if not reports:
-        raise InterpreterFailed(f"no report on {', '.join(names)}: {errors.strip()[-2000:]}")
-    return reports
 
 
-def _text(output: bytes | str | None) -> str:
-    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
+def _interpreted(name: str, options: Sequence[str], timeout_s: float, end: float, case_s: float) -> SuiteReport:
+    """One kernel; a case that ends its process, or does not end, is a fault, and the others get a new process."""
+    from k3port.testing.suite import SuiteReport
 
-
-def _read(output: str, errors: str, status: int | None) -> dict[str, SuiteReport]:
-    from k3port.testing.contract.sample import SampleReport
-    from k3port.testing.suite import CaseReport, SuiteReport
-
-    reports: dict[str, SuiteReport] = {}
-    kernel, op, case = "", "", ("", "", "")
-    for line in output.splitlines():
-        # A line that was cut off by the end of the process says nothing.
-        if not line.startswith("{") or not line.endswith("}"):
-            continue
-        item = json.loads(line)
-        if "report" in item:
-            report = SuiteReport.from_dict(item["report"])
-            reports[report.kernel] = report
-            kernel = ""
+    cases: dict[Case, CaseReport] = {}
+    for deaths in range(1, MAX_DEATHS + 1):
+        found = run_child(name, options, list(cases), end, case_s)
+        cases |= {(case.dtype, case.sample, case.variant): case for case in found.cases}
+        if found.over:
+            break
+        if found.case is None:
+            raise InterpreterFailed(f"no report on {name}: {found.how}")
+        if found.timed_out and time.monotonic() >= end:
+            words = f"the whole part did not end within {timeout_s:g} s; what comes after it was not run"
         else:
-            kernel, op, case = item["kernel"], item["op"], item["case"]
-    if kernel:
-        how = "did not end in time" if status is None else f"ended with status {status}"
-        hint = " (a wild address?)" if status is not None and status < 0 else ""
-        last = errors.strip().splitlines()[-1:] or [""]
-        fault = f"the interpreter's process {how}{hint} {last[0]}".rstrip()
-        dtype, sample, variant = case
-        crashed = SampleReport(kernel, op, None, dtype, sample, (), (fault,))
-        reports[kernel] = SuiteReport(kernel, (CaseReport(dtype, None, sample, variant, 0.0, crashed),))
-    return reports
+            words = f"the interpreter's process {found.how}"
+            words += f"; after {deaths} such cases the rest was not run" if deaths == MAX_DEATHS else ""
+        cases[found.case] = _crashed(name, found.op, found.case, words)
+        if time.monotonic() >= end:
+            break
+    return SuiteReport(name, tuple(cases.values()))
+
+
+def _crashed(kernel: str, op: str, case: Case, fault: str) -> CaseReport:
+    from k3port.testing.contract.sample import SampleReport
+    from k3port.testing.suite import CaseReport
+
+    dtype, sample, variant = case
+    return CaseReport(dtype, None, sample, variant, 0.0, SampleReport(kernel, op, None, dtype, sample, (), (fault,)))
 
 
 def _load(path: str) -> Callable[[Sample], bool] | None:
@@ -176,7 +168,7 @@ def let_arguments_be_counts(interpreter: Any) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The work of the process: one line of JSON before each case, one with the report after each kernel."""
+    """The work of the process: one line of JSON before each case and one after it, and a last one per kernel."""
     parser = argparse.ArgumentParser(prog="python -m k3port.testing.interpreter", description=__doc__)
     parser.add_argument("names", nargs="+", metavar="KERNEL")
     parser.add_argument("--platform", default="h200")
@@ -185,6 +177,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--samples", default="k3port.testing.interpreter:small")
     parser.add_argument("--plugins", nargs="+", default=())
     parser.add_argument("--no-invariants", action="store_true")
+    parser.add_argument("--case-seconds", type=float, default=CASE_S, metavar="S")
+    parser.add_argument("--done", default="[]", help="cases to leave out, as JSON: lists of dtype, sample and variant")
     options = parser.parse_args(arguments)
 
     import torch
@@ -198,38 +192,55 @@ def main(arguments: Sequence[str] | None = None) -> int:
     let_arguments_be_counts(importlib.import_module("triton.runtime.interpreter"))
     torch.set_num_threads(1)
 
-    from k3port.testing.suite import SuiteReport, run_suite
+    protocol = sys.stdout
+    with contextlib.ExitStack() as stack:
+        # A stream of its own: whatever else is printed, by Python or by C, must not end up between the lines. Where
+        # stdout is no file, nothing but Python can write there.
+        with contextlib.suppress(OSError, ValueError):
+            protocol = stack.enter_context(open(os.dup(sys.stdout.fileno()), "w", encoding="utf-8"))
+        stack.enter_context(prints_to_stderr())
+        registry = make_registry([importlib.import_module(name) for name in options.plugins])
+        by_name = {spec.name: spec for spec in registry.kernels}
+        unknown = [name for name in options.names if name not in by_name]
+        if unknown:
+            problems = "; ".join(registry.problems) or "no problem with plugins"
+            parser.error(f"no kernel {', '.join(unknown)}; {problems}")
+        for name in options.names:
+            _suite(by_name[name], registry.kernels, options, protocol)
+    return 0
 
-    modules = [importlib.import_module(name) for name in options.plugins]
-    registry = make_registry(modules)
-    target = load_profiles()[options.platform].target()
+
+def _suite(spec: KernelSpec, kernels: Sequence[KernelSpec], options: argparse.Namespace, protocol: IO[str]) -> None:
+    import torch
+
+    from k3port.testing.suite import run_suite
 
     def tell(**values: Any) -> None:
-        sys.stdout.write(json.dumps(values) + "\n")
-        sys.stdout.flush()
+        protocol.write(json.dumps(values) + "\n")
+        protocol.flush()
 
-    by_name = {spec.name: spec for spec in registry.kernels}
-    unknown = [name for name in options.names if name not in by_name]
-    if unknown:
-        parser.error(f"no kernel {', '.join(unknown)}; {'; '.join(registry.problems) or 'no problem with plugins'}")
-    for name in options.names:
-        spec = by_name[name]
-
-        def started(*case: str, spec: KernelSpec = spec) -> None:
-            tell(kernel=spec.name, op=spec.op, case=case)
-
-        run = partial(run_suite, spec, registry.kernels, target=target, started=started)
-        # What the record admits comes first: that dtype gets the memory orders and the invariants.
-        dtypes = sorted(options.dtypes, key=lambda dtype: not admits_dtype(spec, dtype))
-        first, *others = (getattr(torch, dtype) for dtype in dtypes)
-        order, *orders = options.variants
-        wanted = _load(options.samples)
-        cases = run(dtypes=[first], variants=[order], samples=wanted, invariants=not options.no_invariants).cases
-        cases += run(dtypes=others, variants=[order], samples=wanted, invariants=False).cases
-        if orders:
-            cases += run(dtypes=[first], variants=orders, samples=_ordinary(spec, first, wanted), invariants=False).ran
-        tell(report=SuiteReport(name, cases).to_dict())
-    return 0
+    done = {tuple(case) for case in json.loads(options.done)}
+    run = partial(
+        run_suite,
+        spec,
+        kernels,
+        target=load_profiles()[options.platform].target(),
+        started=lambda *case: tell(started=case, op=spec.op),
+        finished=lambda case: tell(case=dataclasses.asdict(case)),
+        skipped=lambda *case: case in done,
+        # The process that started this one ends it where that is needed, also inside of C.
+        budget=Budget(options.case_seconds, PART_S),
+    )
+    # What the record admits comes first: that dtype gets the memory orders and the invariants.
+    dtypes = sorted(options.dtypes, key=lambda dtype: not admits_dtype(spec, dtype))
+    first, *others = (getattr(torch, dtype) for dtype in dtypes)
+    order, *orders = options.variants
+    wanted = _load(options.samples)
+    run(dtypes=[first], variants=[order], samples=wanted, invariants=not options.no_invariants)
+    run(dtypes=others, variants=[order], samples=wanted, invariants=False)
+    if orders:
+        run(dtypes=[first], variants=orders, samples=_ordinary(spec, first, wanted), invariants=False)
+    tell(over=spec.name)
 
 
 if __name__ == "__main__":

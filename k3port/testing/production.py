@@ -29,8 +29,8 @@ from k3port.ops.segment import Segment, make_segment
 from k3port.oracle.spec import KernelSpec, OpQuery
 from k3port.runtime.planner import Workload, model_queries
 from k3port.testing.published import published_k3_config
+from k3port.testing.targets import TPS
 
-TPS = (1, 2, 4, 8, 16)
 STEP_TOKENS = (300, 1, 32)
 """Rows of a step, for ops without phases: 1 is a constant of a compiled kernel, 32 a multiple of 16, 300 neither.
 The first entry of each of these is the main one."""

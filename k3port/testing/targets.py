@@ -9,6 +9,8 @@ from k3port.oracle.spec import Target
 
 NVIDIA_TARGETS = ("sm_90", "sm_100", "sm_103", "sm_120", "sm_121")
 AMD_TARGETS = ("gfx942", "gfx950", "gfx1250")
+TPS = (1, 2, 4, 8, 16)
+"""Ranks that the published Kimi K3 can be split over."""
 TARGETS = (*NVIDIA_TARGETS, *AMD_TARGETS)
 """Architectures that kernels are compiled for."""
 ISAS = ("gfx942", "gfx950")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
+
+if sys.platform != "linux":
+    # The extra dev brings it on Linux: there it is imported like everything else, and its absence is a failure.
+    pytest.skip("fla-core needs Triton, which exists for Linux only", allow_module_level=True)
+
 import torch
 from amd_checks import relative
-
-pytest.importorskip("fla.ops.kda.naive", reason="fla-core is not installed")
-
 from fla.ops.kda.chunk_fwd import chunk_kda_fwd
 from fla.ops.kda.fused_recurrent import fused_recurrent_kda_fwd
 from fla.ops.kda.naive import naive_recurrent_kda

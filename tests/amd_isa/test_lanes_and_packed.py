@@ -113,6 +113,29 @@ def test_packed_f32() -> None:
     assert (ran.v(0, F)[0], ran.v(1, F)[0]) == (-2, 4)
 
 
+def test_upper_half_of_a_constant_as_f32_is_refused() -> None:
+    v = {2: F(1.5), 3: F(-2)}
+    ran = run_asm("v_pk_add_f32 v[0:1], v[2:3], 1.0 op_sel_hi:[1,0]", v=v)
+    assert (ran.v(0, F)[0], ran.v(1, F)[0]) == (2.5, -1)
+    assert run_asm("v_pk_add_f32 v[0:1], v[2:3], 0", v=v).v(1, F)[0] == -2
+    with pytest.raises(EmuError, match="upper half of the constant 1.0"):
+        run_asm("v_pk_add_f32 v[0:1], v[2:3], 1.0", v=v)
+
+
+def test_clamp_turns_nan_into_zero() -> None:
+    nan = F(np.nan)
+    assert run_asm("v_fma_mix_f32 v0, v1, v2, v2 clamp", v={1: nan, 2: F(1)}).v(0)[0] == 0
+    assert run_asm("v_fma_mix_f32 v0, v1, v2, v2 clamp", v={1: F(0.25), 2: F(0.5)}).v(0, F)[0] == 0.625
+    assert run_asm("v_pk_add_f16 v0, v1, v2 clamp", v={1: halves(np.nan, 3), 2: halves(1, -9)}).v(0)[0] == 0
+    assert run_asm("v_pk_add_f16 v0, v1, v2 clamp", v={1: halves(0.5, 3), 2: 0}).v(0)[0] == halves(0.5, 1)
+
+
+def test_packing_with_signs() -> None:
+    v = {1: halves(1.5, 7), 2: halves(-2, 3)}
+    assert run_asm("v_pack_b32_f16 v0, -v1, |v2|", v=v).v(0)[0] == halves(-1.5, 2)
+    assert run_asm("v_pack_b32_f16 v0, v1, v2 op_sel:[1,0,0]", v=v).v(0)[0] == halves(7, -2)
+
+
 def test_mixed_precision() -> None:
     v = {0: 0x12345678, 1: halves(1.5, -2), 2: F(3), 3: halves(0.5, 8)}
     ran = run_asm("v_fma_mix_f32 v0, v1, v2, v3 op_sel:[1,0,1] op_sel_hi:[1,0,1]", v=v)

@@ -96,12 +96,26 @@ def test_an_inactive_lane_may_point_anywhere() -> None:
 
 
 def test_buffers_end_where_their_descriptor_says() -> None:
+    """What is beyond reads zero and is not stored, if it has the offset of a masked lane."""
     x = np.arange(64, dtype=np.uint32) + 1
     s = {**pointer(x, 4), 6: 128, 7: 0x27000, 8: 16}
-    ran = run_asm("buffer_load_dword v0, v1, s[4:7], s8 offen offset:4", v={1: offsets(4)}, s=s, memory=memory_of(x=x))
-    assert ran.v(0).tolist() == [k + 6 if 4 * k + 20 + 4 <= 128 else 0 for k in range(64)]
-    run_asm("buffer_store_dword v0, v1, s[4:7], 0 offen", v={0: 7, 1: offsets(4)}, s=s, memory=memory_of(x=x))
+    at = [4 * k if k < 27 else 0x80000000 for k in range(64)]
+    ran = run_asm("buffer_load_dword v0, v1, s[4:7], s8 offen offset:4", v={1: at}, s=s, memory=memory_of(x=x))
+    assert ran.v(0).tolist() == [k + 6 if k < 27 else 0 for k in range(64)]
+    at = [4 * k if k < 32 else 0x80000000 for k in range(64)]
+    run_asm("buffer_store_dword v0, v1, s[4:7], 0 offen", v={0: 7, 1: at}, s=s, memory=memory_of(x=x))
     assert x.tolist() == [7] * 32 + list(range(33, 65))
+
+
+@pytest.mark.parametrize("op", ["buffer_load_dword", "buffer_store_dword", "buffer_atomic_add"])
+@pytest.mark.parametrize(("stray", "shown"), [(-4, r"-4 as a signed"), (125, "offset 125"), (0x80000004, "2147483652")])
+def test_a_stray_buffer_offset_is_an_error(op: str, stray: int, shown: str) -> None:
+    x = np.arange(64, dtype=np.uint32)
+    s, at = {**pointer(x, 4), 6: 128, 7: 0x27000}, [0] * 63 + [stray & M32]
+    text = f"{op} v0, v1, s[4:7], 0 offen"
+    with pytest.raises(EmuError, match=f"{op}.*buffer access out of bounds: .*{shown}"):
+        run_asm(text, v={0: 0, 1: at}, s=s, memory=memory_of(x=x))
+    run_asm(text, v={0: 0, 1: at}, s=s, memory=memory_of(x=x), exec_mask=(1 << 63) - 1)
 
 
 def test_scratch() -> None:
@@ -110,6 +124,8 @@ def test_scratch() -> None:
     assert ran.v(0).tolist() == offsets(3)
     with pytest.raises(EmuError, match="scratch access out of bounds"):
         run_asm(text, v={1: 0}, settings={"private_segment_fixed_size": 8})
+    unwritten = run_asm(text[1], settings={"private_segment_fixed_size": 12})
+    assert np.isnan(unwritten.v(0, np.float32)).all()
 
 
 def test_scalar_loads() -> None:
@@ -174,9 +190,39 @@ def test_unwritten_lds_and_registers_are_nan() -> None:
     assert np.isnan(np.uint32(ran.s(40)).view(np.float32))
 
 
+def test_reading_lds_that_was_never_written_is_reported() -> None:
+    """Also where the pattern is an ordinary number; after the write, and without the check, not."""
+    never = "never written"
+    for op in ("ds_read_u8 v0, v1", "ds_read_b64 v[4:5], v1", "ds_add_u32 v1, v2"):
+        assert any(never in r and op in r for r in run_asm(op, v={1: offsets(8), 2: 1}, lds=520).outcome.races)
+        assert run_asm(op, v={1: offsets(8), 2: 1}, lds=520, race_check=False).outcome.races == ()
+        written = ["ds_write_b64 v1, v[2:3]", "s_barrier", op]
+        assert run_asm(written, v={1: offsets(8), 2: 1, 3: 2}, lds=520).outcome.races == ()
+    hole = ["ds_write_b32 v1, v2", "s_barrier", "ds_read_b64 v[4:5], v1"]
+    assert any(never in r for r in run_asm(hole, v={1: offsets(8), 2: 1}, lds=5000).outcome.races)
+    late = ["ds_write_b32 v1, v2", "s_barrier", "ds_read_b32 v4, v1 offset:4096"]
+    assert any(never in r for r in run_asm(late, v={1: offsets(4), 2: 1}, lds=8192).outcome.races)
+
+
+def test_lds_base_and_offset_wrap() -> None:
+    """The compiler folds base - 512 + 512 into a negative base and an offset."""
+    base = [4 * k - 512 for k in range(64)]
+    text = ["ds_write_b32 v1, v2 offset:512", "ds_read2_b32 v[4:5], v1 offset0:128 offset1:129"]
+    ran = run_asm(text, v={1: base, 2: offsets(3)}, lds=260, race_check=False)
+    assert ran.v(4).tolist() == offsets(3)
+    assert ran.v(5).tolist() == [*offsets(3)[1:], M32]
+    ran = run_asm(["ds_write_b32 v1, v2 offset:512", "ds_add_rtn_u32 v0, v1, v3 offset:512"],
+                  v={1: base, 2: 5, 3: 1}, lds=256)  # fmt: skip
+    assert ran.v(0).tolist() == [5] * 64
+    with pytest.raises(EmuError, match=r"byte 4294967292\+4 of 256"):
+        run_asm("ds_read_b32 v0, v1 offset:508", v={1: base}, lds=256)
+
+
 def test_lds_ends_at_its_size() -> None:
     with pytest.raises(EmuError, match=r"ds_read_b32.*LDS access out of bounds: byte 252\+4 of 252"):
         run_asm("ds_read_b32 v0, v1", v={1: offsets(4)}, lds=252)
+    with pytest.raises(EmuError, match=r"LDS access out of bounds: byte 252\+4 of 252"):
+        run_asm("ds_add_rtn_u32 v0, v1, v2", v={1: offsets(4), 2: 1}, lds=252)
 
 
 @pytest.mark.parametrize(("bits", "t"), [(16, np.uint16), (8, np.uint8)])
@@ -211,6 +257,28 @@ def test_a_direct_copy_lands_at_the_wait_that_covers_it(waits: list[str], landed
         lds=256,
     )
     assert ran.v(0).tolist() == (x.tolist() if landed else [M32] * 64)
+
+
+@pytest.mark.parametrize(
+    ("op", "stride", "want"),
+    [("ubyte", 1, lambda x: x.view(np.uint8).astype(np.uint32)), ("sbyte", 1, lambda x: x.view(np.int8).astype(np.int32)),
+     ("sshort", 2, lambda x: x.view(np.int16).astype(np.int32))],
+)  # fmt: skip
+def test_a_direct_copy_of_less_than_a_dword_fills_one_per_lane(op: str, stride: int, want) -> None:
+    x = np.random.default_rng(4).integers(0, 2**32, 16 * stride, dtype=np.uint32)
+    copies = {
+        f"global_load_lds_{op} v1, s[2:3]": pointer(x, 2),
+        f"buffer_load_{op} v1, s[4:7], 0 offen lds": {**pointer(x, 4), 6: x.nbytes, 7: 0x27000},
+    }
+    for copy, s in copies.items():
+        ran = run_asm(
+            [copy, "s_waitcnt vmcnt(0)", "ds_read_b32 v0, v2"],
+            v={1: offsets(stride), 2: offsets(4)},
+            s={**s, 124: 0},
+            memory=memory_of(x=x),
+            lds=256,
+        )
+        np.testing.assert_array_equal(ran.v(0), want(x).astype(np.int64).astype(np.uint32))
 
 
 PRODUCE = "ds_write_b32 v1, v2"

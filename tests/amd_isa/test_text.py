@@ -38,6 +38,17 @@ def test_signs() -> None:
     assert parse_operand("neg(s4)").neg
 
 
+def test_absolute_value_of_a_pair() -> None:
+    inst = Instruction("v_add_f64 v[0:1], -|v[6:7]|, |s[2:3]| clamp")
+    assert [(o.kind, o.index, o.count, o.neg, o.abs) for o in inst.ops[1:]] == [("v", 6, 2, True, True), ("s", 2, 2, False, True)]
+    assert list(inst.mods) == ["clamp"]
+
+
+def test_code_without_a_line_stays_with_the_line_before() -> None:
+    text = TEXT.replace(".loc\t2 99 1", ".loc\t2 0 0")
+    assert [i.source for i in parse_kernel(text).instructions] == ["norm.py:12", "norm.py:12"]
+
+
 def test_modifiers() -> None:
     inst = Instruction("v_pk_fma_f16 v0, v1, v2, v3 op_sel:[0,1] op_sel_hi:[1,0,1] clamp")
     assert inst.bits("op_sel", 3, 0) == [0, 1, 0]

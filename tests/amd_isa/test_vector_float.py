@@ -41,6 +41,30 @@ def test_nan_loses_against_a_number_in_min_and_max() -> None:
     assert np.isnan(run_asm("v_maximum3_f32 v0, v1, v2, v2", "gfx950", v={1: F(np.nan), 2: F(2)}).v(0, F)[0])
 
 
+@pytest.mark.parametrize("k", range(3))
+def test_median_with_nan_is_the_minimum(k: int) -> None:
+    v = {1: F(5), 2: F(2), 3: F(9)}
+    assert run_asm("v_med3_f32 v0, v1, v2, v3", v=v).v(0, F)[0] == 5
+    low = min(x for i, x in v.items() if i != k + 1)
+    assert run_asm("v_med3_f32 v0, v1, v2, v3", v={**v, k + 1: F(np.nan)}).v(0, F)[0] == low
+    half = {i: int(np.float16(x).view(np.uint16)) for i, x in v.items()} | {k + 1: 0x7E00}
+    assert run_asm("v_med3_f16 v0, v1, v2, v3", v=half).v(0)[0] == np.float16(low).view(np.uint16)
+
+
+@pytest.mark.parametrize(("a", "b"), [(-0.0, 0.0), (0.0, -0.0), (-0.0, -0.0), (0.0, 0.0)])
+def test_minus_zero_is_less_than_zero(a: float, b: float) -> None:
+    v = {1: F(a), 2: F(b)}
+    any_, all_ = np.signbit(a) or np.signbit(b), np.signbit(a) and np.signbit(b)
+    for text, negative in {
+        "v_max_f32 v0, v1, v2": all_,
+        "v_min_f32 v0, v1, v2": any_,
+        "v_max3_f32 v0, v1, v2, v1": all_,
+        "v_maximum3_f32 v0, v1, v2, v1": all_,
+        "v_minimum3_f32 v0, v2, v1, v1": any_,
+    }.items():
+        assert run_asm(text, "gfx950", v=v).v(0)[0] == (0x80000000 if negative else 0), text
+
+
 def test_tiny_negative_fraction_stays_below_one() -> None:
     assert run_asm("v_fract_f32 v0, v1", v={1: F(-1e-20)}).v(0, F)[0] == F(1 - 2**-24)
 
@@ -73,6 +97,35 @@ def test_denormals_of_exp_and_log() -> None:
     assert run_asm("v_exp_f32 v0, v1", v={1: F(-140)}).v(0, F)[0] == 0
     assert run_asm("v_log_f32 v0, v1", v={1: F(1e-40)}).v(0, F)[0] == -np.inf
     assert run_asm("v_mul_f32 v0, v1, 0.5", v={1: F(1e-40)}).v(0, F)[0] == F(1e-40) * F(0.5)
+
+
+def test_reciprocal_and_roots_flush_denormals() -> None:
+    for text, x, want in (
+        ("v_rcp_f32 v0, v1", 1e-40, np.inf),
+        ("v_rcp_f32 v0, v1", -1e-40, -np.inf),
+        ("v_rcp_f32 v0, v1", 3e38, 0.0),
+        ("v_rsq_f32 v0, v1", 1e-40, np.inf),
+        ("v_sqrt_f32 v0, v1", 1e-40, 0.0),
+    ):
+        assert run_asm(text, v={1: F(x)}).v(0, F)[0] == F(want), text
+
+
+def test_parts_of_f64() -> None:
+    bits = int(np.float64(-10.25).view(np.uint64))
+    v = {2: bits & 0xFFFFFFFF, 3: bits >> 32}
+
+    def result(text: str) -> float:
+        ran = run_asm(text, v=v)
+        return float((ran.v(0).astype(np.uint64) | ran.v(1).astype(np.uint64) << np.uint64(32)).view(np.float64)[0])
+
+    assert result("v_frexp_mant_f64 v[0:1], v[2:3]") == -0.640625
+    assert result("v_fract_f64 v[0:1], v[2:3]") == 0.75
+    assert result("v_fract_f64 v[0:1], |v[2:3]|") == 0.25
+    assert result("v_add_f64 v[0:1], -|v[2:3]|, 1.0") == -9.25
+    assert run_asm("v_frexp_exp_i32_f64 v0, v[2:3]", v=v).v(0, np.int32)[0] == 4
+    v = {2: 0, 3: 0x7FF00000}
+    assert run_asm("v_frexp_exp_i32_f64 v0, v[2:3]", v=v).v(0, np.int32)[0] == 0
+    assert result("v_frexp_mant_f64 v[0:1], v[2:3]") == np.inf
 
 
 def test_division_sequence() -> None:

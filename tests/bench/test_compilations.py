@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 
-triton = pytest.importorskip("triton")
+triton = pytest.importorskip("triton", reason="Triton is not installed, so nothing can be compiled")
 
 import triton.language as tl  # noqa: E402
 from triton import knobs  # noqa: E402

@@ -12,7 +12,7 @@ import pytest
 import torch
 from bench_parts import CEILINGS, cpu_bench, rms_workload
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="Triton is not installed, so there is nothing to tune")
 
 import bench_toy
 

@@ -133,7 +133,7 @@ def test_a_receipt_that_cannot_be_written(k3port: Any, tmp_path: Path) -> None:
 @pytest.fixture
 def toy(lent_clock: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A kernel to tune in the registry, and a folder of its own for its configuration."""
-    pytest.importorskip("triton")
+    pytest.importorskip("triton", reason="Triton is not installed, so there is nothing to tune")
     import bench_toy
 
     from k3port.backends.portable import launch

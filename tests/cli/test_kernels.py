@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from k3port.errors import ExitCode
-from k3port.plugins import default_registry
+from k3port.hookspecs import hookimpl
+from k3port.oracle.spec import KernelSpec, Requires
+from k3port.plugins import default_registry, make_registry
 from k3port.testing.published import published_k3_config
 
 
@@ -123,6 +125,11 @@ def test_explain_without_a_plan_still_shows_candidates(k3port: Any, k3: Path) ->
         (("explain", "linear@decode"), "linear has no phase 'decode'", "phases of linear: none"),
         (("explain", "kda@verify"), "kda has no phase 'verify'", "phases of kda: prefill, decode"),
         (("explain", "kda@"), "no phase after kda@", "give OP, OP@prefill or OP@decode"),
+        (("explain", ""), "OP is empty", "give an op, such as rms_norm"),
+        (("explain", " "), "OP is empty", "give an op, such as rms_norm"),
+        (("explain", "@decode"), "OP is empty", "give an op, such as rms_norm"),
+        (("check", ""), "NAME is empty", "give a kernel; k3port kernels list shows all"),
+        (("check", " "), "NAME is empty", "give a kernel; k3port kernels list shows all"),
         (("list", "--op", ""), "--op is empty", "give a value"),
         (("explain",), "missing argument 'OP'", "k3port kernels explain --help"),
         (("list", "--op", "lineer"), "unknown op 'lineer'", "did you mean linear?"),
@@ -136,6 +143,57 @@ def test_usage(k3port: Any, k3: Path, args: tuple[str, ...], message: str, hint:
     assert (result.code, result.out) == (ExitCode.USAGE, "")
     assert f"error: {message}" in result.err
     assert f"hint: {hint}" in result.err
+
+
+BAD = KernelSpec("mine.bad", "gated_norm", "json:dumps", "", requires=Requires(vendors="amd"))  # pyright: ignore
+FAILING = KernelSpec(
+    "mine.failing", "gated_norm", "json:dumps", "", priority=999,
+    tokens=lambda q, t: 1 / 0, padding=lambda q: 1 / 0, note=lambda q, t: 1 / 0, workspace_bytes=lambda q: 1 / 0,
+)  # fmt: skip  # pyright: ignore
+BAD_WARNING = "warning: plugin Mine (given, 0): kernel mine.bad was left out: requires.vendors = 'amd': "
+
+
+@pytest.fixture
+def with_bad_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plugin with a wrong record, with one whose functions fail, and with many kernels of one op."""
+    more = [KernelSpec(f"mine.k{n}", "gated_norm", "json:dumps", "") for n in range(9)]
+    specs = [BAD, FAILING, KernelSpec("mine.unbuilt", "gated_norm", "", ""), *more]
+    plugin = type("Mine", (), {"k3port_kernels": hookimpl(lambda self: specs)})()
+    registry = make_registry([plugin], entry_points=False)
+    for module in ("kernels", "check", "question"):
+        monkeypatch.setattr(f"k3port.cli.{module}.default_registry", lambda: registry)
+
+
+def test_a_bad_record_is_a_warning_and_stops_nothing(k3port: Any, with_bad_kernels: None, k3: Path) -> None:
+    for args in (("kernels", "list"), ("kernels", "explain", "gated_norm", "--model", k3), ("plan", "--model", k3)):
+        result = k3port(*args)
+        assert result.code == 0, result.err
+        assert next(line for line in result.err.splitlines() if "mine.bad" in line).startswith(BAD_WARNING)
+    assert (
+        "  mine.failing: AXIS its own tokens failed: ZeroDivisionError: division by zero"
+        in k3port("kernels", "explain", "gated_norm", "--model", k3).out
+    )
+
+
+def test_quiet_shows_the_warnings_of_no_other_kernel(k3port: Any, with_bad_kernels: None) -> None:
+    other = k3port("kernels", "check", "other.zzz", "--quiet")
+    assert other.code == ExitCode.USAGE
+    assert other.err.splitlines() == [
+        "error: no kernel 'other.zzz'",
+        "hint: k3port kernels list shows all; a plugin has to be installed",
+    ]
+    lost = k3port("kernels", "check", "mine.bad", "--quiet").err.splitlines()
+    assert lost[0] == "error: no kernel 'mine.bad'"
+    assert lost[1].startswith("  - plugin Mine (given, 0): kernel mine.bad was left out: ")
+    assert lost[2] == "hint: correct its record; k3port kernels list shows the others"
+
+
+def test_a_hint_names_five_kernels_at_most(k3port: Any, with_bad_kernels: None) -> None:
+    result = k3port("kernels", "check", "mine.unbuilt", "--quiet")
+    assert result.code == ExitCode.USAGE
+    hint = result.err.splitlines()[-1]
+    assert hint.startswith("hint: built kernels of gated_norm: mine.failing, mine.k0, mine.k1, mine.k2, mine.k3 and ")
+    assert re.search(r" and \d+ more$", hint)
 
 
 def test_the_group_alone_shows_its_commands(k3port: Any) -> None:

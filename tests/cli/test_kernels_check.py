@@ -68,8 +68,10 @@ def test_one_dtype(k3port: Any) -> None:
     assert {case["dtype"] for case in document["contract"][0]["cases"]} == {"bfloat16"}
 
 
+@NEEDS_TRITON
 def test_a_kernel_that_is_wrong(k3port: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    planted = pytest.importorskip("planted_kernels")
+    import planted_kernels as planted
+
     with_kernels(monkeypatch, planted.on_cpu("wrong_on_cpu"))
     result = k3port("kernels", "check", "planted.wrong_on_cpu")
     assert result.code == ExitCode.NUMERICS
@@ -79,6 +81,49 @@ def test_a_kernel_that_is_wrong(k3port: Any, monkeypatch: pytest.MonkeyPatch) ->
     document = json.loads(k3port("kernels", "check", "planted.wrong_on_cpu", "--json").out)
     assert document["ok"] is False and document["exit_code"] == ExitCode.NUMERICS
     assert len(document["faults"]) > 3
+
+
+@NEEDS_TRITON
+def test_what_only_the_emulator_sees_fails_the_check(k3port: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load without its mask: the numbers are right, and it compiles."""
+    import planted_kernels as planted
+
+    with_kernels(monkeypatch, planted.spec("no_load_mask"), planted.spec("right"))
+    # Kernels of this process are not known to the interpreter's.
+    monkeypatch.setattr("k3port.testing.check._places", lambda spec, registry: [])
+    asked = ("--isa", "gfx950", "--target", "none", "--dtype", "float32")
+    result = k3port("kernels", "check", "planted.no_load_mask", *asked)
+    assert result.code == ExitCode.NUMERICS
+    assert "- emulation: planted.no_load_mask" in result.out and "out of bounds" in result.out
+    assert k3port("kernels", "check", "planted.right", *asked).code == ExitCode.OK
+
+
+@NEEDS_TRITON
+def test_a_dtype_that_triton_kernels_are_not_run_in(k3port: Any) -> None:
+    for more in ((), ("--dtype", "float32")):
+        result = k3port("kernels", "check", "portable.rms_norm", "--dtype", "float64", *more)
+        assert (result.code, result.out) == (ExitCode.USAGE, "")
+        assert "portable.rms_norm is written in Triton, and Triton kernels are not run in float64" in result.err
+        assert re.search("^hint: .*float32, bfloat16, float16", result.err, re.M)
+
+
+@pytest.mark.parametrize(
+    ("vendors", "archs", "platform"),
+    [
+        (("nvidia", "amd"), (), "h200"),
+        (("amd",), (), "mi355x"),
+        (("nvidia",), ("sm_100",), "b200"),
+        (("amd", "nvidia"), ("gfx942",), "mi300x"),
+    ],
+)
+def test_the_limits_are_those_of_a_platform_that_the_record_admits(
+    vendors: Any, archs: tuple[str, ...], platform: str
+) -> None:
+    from k3port.testing.check import platform_for
+
+    spec = make_registry(entry_points=False).kernel("portable.rms_norm")
+    only = dataclasses.replace(spec.requires, vendors=vendors, archs=archs)
+    assert platform_for(dataclasses.replace(spec, requires=only)) == platform
 
 
 def test_a_record_that_admits_nothing(k3port: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,8 +164,10 @@ def test_what_does_not_compile_fails_and_wrong_numbers_come_first() -> None:
     both = dataclasses.replace(unfit, suites=(dataclasses.replace(run, report=report),))
     assert both.exit_code == ExitCode.NUMERICS
     assert [fault.rpartition(": ")[2] for fault in both.faults] == ["too far off", "too much shared memory on sm_90"]
-    nothing: Any = SimpleNamespace(faults=(), silent=("cpu.rms_norm",))
-    assert dataclasses.replace(good, compilation=nothing).exit_code == ExitCode.FAILED
+    nothing: Any = SimpleNamespace(faults=(), silent=("cpu.rms_norm on gfx942, tp 8",))
+    silent = dataclasses.replace(good, compilation=nothing)
+    assert silent.exit_code == ExitCode.FAILED
+    assert silent.faults[0].endswith("no Triton kernel at production shapes: cpu.rms_norm on gfx942, tp 8")
 
 
 @NEEDS_TRITON

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="Triton is not installed, so there is no machine code to execute")
+
+import torch
 
 from k3port.backends.portable.kernels.attn_res import attn_res
 from k3port.backends.portable.launch import Config, entries, force_config, pretend_arch

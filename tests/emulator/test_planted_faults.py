@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
 import torch
 
-planted = pytest.importorskip("planted_kernels")
+pytest.importorskip("triton", reason="Triton is not installed, so there is no machine code to execute")
 
-from k3port.plugins import make_registry  # noqa: E402
-from k3port.testing.amd_isa.core import Step, nothing  # noqa: E402
-from k3port.testing.amd_isa.execute import MAX_INSTRUCTIONS  # noqa: E402
-from k3port.testing.amd_isa.launch import LaunchReport, observed  # noqa: E402
-from k3port.testing.amd_isa.program import Program  # noqa: E402
-from k3port.testing.emulation import EmulationReport, run_emulated  # noqa: E402
-from k3port.testing.targets import ISAS  # noqa: E402
+import planted_kernels as planted
+
+from k3port.plugins import make_registry
+from k3port.testing.amd_isa.core import Step, nothing
+from k3port.testing.amd_isa.execute import MAX_INSTRUCTIONS
+from k3port.testing.amd_isa.launch import LaunchReport, observed
+from k3port.testing.amd_isa.program import Program
+from k3port.testing.emulation import DTYPES, EmulationReport, run_emulated
+from k3port.testing.targets import ISAS
 
 KERNELS = make_registry(entry_points=False).kernels
 
@@ -63,6 +66,37 @@ def test_a_missing_load_mask_is_out_of_bounds_and_names_its_line(arch: str) -> N
     assert all(place in fault and "of x_ptr" in fault for fault in report.out_of_bounds)
     # The numbers would not have told: what is read beyond the tensor is not used.
     assert set(report.out_of_bounds) == set(report.faults)
+
+
+@pytest.mark.parametrize("arch", ISAS)
+def test_a_read_of_one_number_too_many_is_out_of_bounds(arch: str) -> None:
+    """No border around a tensor hides it, in either memory order."""
+    report = emulated("one_beyond", arch)
+    place = f"planted_kernels.py:{line_of('# planted: one too far')}"
+    assert set(report.out_of_bounds) == set(report.faults)
+    assert all(place in fault and "of x_ptr" in fault for fault in report.faults)
+    wrong = {case.variant for case in report.suite.ran if case.report is not None and case.report.faults}
+    assert wrong == {"plain", "unaligned"}
+
+
+def test_a_record_of_triton_that_launches_nothing_is_a_fault() -> None:
+    report = emulated("launches_nothing", "gfx950")
+    assert report.suite.faults == () and len(report.suite.ran) > 3
+    (fault,) = report.faults
+    assert fault.startswith("planted.launches_nothing, gfx950: nothing was launched")
+
+
+def test_every_dtype_of_activations_is_emulated() -> None:
+    assert set(DTYPES) == {torch.bfloat16, torch.float32, torch.float16}
+    spec = planted.spec("right", dtypes=("bfloat16", "float32", "float16"))
+    report = run_emulated(spec, KERNELS, "gfx950")
+    assert report.faults == ()
+    cases = Counter((case.dtype, case.variant) for case in report.suite.ran)
+    # Seven samples, of which the one with wide rows is small enough too.
+    assert cases == {
+        **{(name, "plain"): 7 for name in ("bfloat16", "float32", "float16")},
+        ("bfloat16", "unaligned"): 7,
+    }
 
 
 @pytest.mark.parametrize("arch", ISAS)

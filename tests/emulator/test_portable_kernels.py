@@ -5,21 +5,23 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed, so there is no machine code to execute")
+
 import torch
 
 from k3port.ops.contract import Sample
 from k3port.oracle.spec import KernelSpec
 from k3port.plugins import make_registry
 from k3port.testing.contract.reference import contract_samples, op_contracts
-from k3port.testing.emulation import MAX_ROWS, Affordable, rows, run_emulated
-from k3port.testing.subject import is_triton
+from k3port.testing.contract.variants import has_variant
+from k3port.testing.emulation import MAX_ROWS, MAX_ROWS_AGAIN, Affordable, rows, run_emulated
+from k3port.testing.subject import triton_kernels
 from k3port.testing.suite import INVARIANT
 from k3port.testing.targets import ISAS, platform_target
 
-pytest.importorskip("triton")
-
 REGISTRY = make_registry(entry_points=False)
-KERNELS = [spec for spec in REGISTRY.kernels if spec.is_built and is_triton(spec) and spec.name.startswith("portable.")]
+KERNELS = triton_kernels(REGISTRY.kernels)
 DTYPES = (torch.bfloat16, torch.float32)
 
 
@@ -31,6 +33,11 @@ def test_numbers_bounds_and_synchronisation(spec: KernelSpec, arch: str) -> None
     assert report.races == report.unknown == report.out_of_bounds == ()
     assert report.faults == ()
     assert {case.dtype for case in report.suite.ran} == {"bfloat16", "float32"} & set(spec.requires.dtypes)
+    # In the other dtype and the other memory order some samples are left too.
+    assert sum(case.dtype == "float32" for case in report.suite.ran) >= 2
+    samples = [(c, sample) for c in op_contracts(spec.op) for sample in contract_samples(c, torch.float32)]
+    if any(has_variant(sample.args, contract.inputs, "unaligned") for contract, sample in samples):
+        assert sum(case.variant == "unaligned" for case in report.suite.ran) >= 2
 
 
 def test_invariants_are_kept_in_emulation_where_their_calls_are_small() -> None:
@@ -56,6 +63,13 @@ def test_the_choice_of_samples_reaches_every_phase_and_names_what_it_leaves_out(
         assert any(rows(contract, sample) > 1 for sample in taken)
         left += len(samples) - len(taken)
     assert left == len(choice.left_out())
+
+
+@pytest.mark.parametrize("op", sorted({spec.op for spec in KERNELS}))
+def test_further_dtypes_and_orders_get_samples_with_several_rows(op: str) -> None:
+    choice = Affordable(op, MAX_ROWS_AGAIN)
+    samples = [(c, sample) for c in op_contracts(op) for sample in contract_samples(c, torch.float32) if choice(sample)]
+    assert sum(rows(contract, sample) > 1 for contract, sample in samples) >= 2
 
 
 def test_a_sample_beyond_the_limit_is_left_out() -> None:

@@ -7,6 +7,8 @@ import math
 from dataclasses import replace
 from fnmatch import fnmatch
 from functools import cache
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from k3port.ops.table import SLOTS, OpTable
 from k3port.oracle.profile import load_profiles
 from k3port.oracle.resolve import reject
 from k3port.oracle.spec import KernelSpec, Requires, Target
+from k3port.testing.check import platform_for
 from k3port.testing.harness import (
     DTYPES,
     check_sample,
@@ -29,6 +32,7 @@ from k3port.testing.harness import (
     sealed_table,
 )
 from k3port.testing.interpreter import small
+from k3port.testing.subject import gpu_kernels
 
 CONTRACTS: list[Contract] = [contract for op in OPS for contract in op_contracts(op)]
 NAMES = [f"{c.op}-{c.phase}" if c.phase else c.op for c in CONTRACTS]
@@ -206,14 +210,32 @@ def test_the_list_of_kernels_without_samples_has_no_idle_entry() -> None:
         assert any(not any(admitted(spec, target) for target in TARGETS) for spec in found), pattern
 
 
-def test_every_portable_kernel_that_is_built_is_interpreted() -> None:
-    """tests/interpreter takes its kernels from the registry: no GPU kernel of ours stays out of it."""
-    target = load_profiles()["h200"].target()
-    for spec in KERNELS:
-        if spec.is_built and spec.name.startswith("portable."):
-            small_calls = [s for _, dtype, s in samples_of(spec.op) if dtype == torch.float32 and small(s)]
-            assert len(small_calls) >= 3, spec.op
-            assert admitted(spec, target), spec.name
+def names_in(path: str, variable: str = "SUBJECTS") -> set[str]:
+    """The kernels that a test module takes."""
+    spec = spec_from_file_location(f"subjects_of_{Path(path).stem}", Path(__file__).parents[1] / path)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return {kernel.name for kernel in getattr(module, variable)}
+
+
+def test_every_built_kernel_that_is_not_for_the_cpu_is_in_a_list_of_tests() -> None:
+    """Whatever it is called: its record decides."""
+    gpu = {s.name for s in KERNELS if s.is_built and s.requires.vendors and "cpu" not in s.requires.vendors}
+    asks = {s.name for s in KERNELS if s.is_built and any(text.startswith("triton") for text in s.requires.packages)}
+    assert len(gpu) >= 15 and len(asks) >= 10
+    for path in ("interpreter/test_portable_kernels.py", "gpu/test_contracts_gpu.py"):
+        assert names_in(path) == gpu | asks, path
+    if find_spec("triton") is not None:
+        assert names_in("emulator/test_portable_kernels.py", "KERNELS") == asks
+        assert names_in("xcompile/test_kernels.py", "KERNELS") == asks
+
+
+@pytest.mark.parametrize("spec", gpu_kernels(KERNELS), ids=lambda spec: spec.name)
+def test_every_kernel_for_gpus_has_calls_that_are_small_enough_for_the_interpreter(spec: KernelSpec) -> None:
+    small_calls = [s for _, dtype, s in samples_of(spec.op) if dtype == torch.float32 and small(s)]
+    assert len(small_calls) >= 3
+    assert admitted(spec, load_profiles()[platform_for(spec)].target())
 
 
 @pytest.mark.parametrize("op", ["kda_core", "kda"])

@@ -46,6 +46,21 @@ def refusal(spec: KernelSpec, contract: Contract, sample: Sample, dtype: torch.d
     return reject(spec, sample_query(contract, fitted(contract, sample, spec), dtype), CPU)
 
 
+def first_reason(key: ContractKey, dtype: torch.dtype, found: list[Rejection | None]) -> Rejection:
+    """The reason that has nothing to do with the phase, where there is one."""
+    reasons = sorted((r for r in found if r is not None), key=lambda reason: reason.code == "PHASE")
+    assert reasons, f"the contract of {' '.join(filter(None, key))} has no sample in {dtype_name(dtype)}: it needs some"
+    return reasons[0]
+
+
+def test_an_op_without_samples_is_told_in_a_sentence() -> None:
+    with pytest.raises(AssertionError, match="the contract of kda decode has no sample in float32: it needs some"):
+        first_reason(("kda", "decode"), torch.float32, [])
+    phase, dtype = (Rejection("k", code, "") for code in ("PHASE", "DTYPE"))
+    assert first_reason(("kda", None), torch.float32, [phase, None, dtype]) is dtype
+    assert first_reason(("kda", None), torch.float32, [phase]) is phase
+
+
 def cases() -> Iterator[tuple[KernelSpec, ContractKey, torch.dtype, int | None, Rejection | None]]:
     """Kernel, contract, dtype and sample number; a kernel that takes no sample in a dtype has one case that says why."""
     for spec in KERNELS:
@@ -57,9 +72,7 @@ def cases() -> Iterator[tuple[KernelSpec, ContractKey, torch.dtype, int | None, 
                 taken = [i for i, rejection in found if rejection is None]
                 yield from ((spec, key, dtype, i, None) for i in taken)
                 if not taken:
-                    # The reason that has nothing to do with the phase, where there is one.
-                    reasons = [r for _, r in found if r is not None and r.code != "PHASE"]
-                    yield spec, key, dtype, None, reasons[0]
+                    yield spec, key, dtype, None, first_reason(key, dtype, [r for _, r in found])
 
 
 CASES = list(cases())

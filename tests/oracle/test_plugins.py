@@ -125,14 +125,14 @@ RIGHT = KernelSpec(name="mine.kda", op="kda", load="json:dumps", doc="")
         ({"load": "module.function"}, "load = 'module.function': expected module:function"),
         ({"pack": "m"}, "pack = 'm': expected module:function"),
         ({"requires": None}, "requires = None: expected a Requires"),
-        ({"requires": Requires(packages=(">1",))}, "requires: '>1' is no requirement such as package>=1.0"),
-        ({"requires": Requires(symbols=("m.f",))}, "requires: 'm.f' is no package.module:name"),
-        ({"requires": Requires(axes=("H",))}, "requires: 'H' is no AxisRule"),
+        ({"requires": Requires(packages=(">1",))}, "requires.packages: '>1' is no requirement such as package>=1.0"),
+        ({"requires": Requires(symbols=("m.f",))}, "requires.symbols: 'm.f' is no package.module:name"),
+        ({"requires": Requires(axes=("H",))}, "requires.axes has 'H' in it: expected AxisRule"),
         ({"check": True}, "check = True: expected a function"),
         ({"priority": "high"}, "priority = 'high': expected a whole number"),
         ({"layouts": ("vk",)}, "layouts = ('vk',): expected a mapping"),
         ({"graph_safe": None}, "graph_safe = None: expected True or False"),
-        ({"tokens": 4}, "tokens = 4: expected (first, last) or a function"),
+        ({"tokens": 4}, "tokens = 4: expected (first, last) with 1 <= first <= last"),
     ],
 )
 def test_a_kernel_with_a_wrong_record_is_left_out_alone(fields: dict[str, Any], said: str):

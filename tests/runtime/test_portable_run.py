@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="Triton is not installed, so nothing can be interpreted")
 
 ROOT = Path(__file__).parents[2]
 BOUND = 6e-6

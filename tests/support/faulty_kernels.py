@@ -94,6 +94,13 @@ def changes_input(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Te
     return y
 
 
+def beside_weight(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """One number behind an argument, which itself stays as it is."""
+    y = right(x, weight, eps)
+    mark[(1,)](weight, weight.numel())
+    return y
+
+
 def ignores_stride(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return _norm(x, weight, eps, stride=x.shape[1])
 
@@ -154,7 +161,7 @@ def _spec(name: str, op: str = "rms_norm", **fields) -> KernelSpec:
 
 KERNELS = (
     *map(_spec, ("right", "narrow_mask", "wide_mask", "short_tail", "unwritten", "narrow_block", "refuses", "outside")),
-    *map(_spec, ("changes_input", "ignores_stride", "wild")),
+    *map(_spec, ("changes_input", "beside_weight", "ignores_stride", "wild")),
     _spec("plain_dot", "linear"),
     KernelSpec("faulty.honest", "rms_norm", "faulty_kernels:narrow_block", "its record is right", (), GPU, narrow),
 )

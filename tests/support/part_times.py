@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 PARTS = {
@@ -13,6 +14,10 @@ PARTS = {
     "tests/gpu/": "gpu",
 }
 OTHER = "unit and parity"
+NOTE = (
+    "what a test starts in processes of its own counts for the test: tests/testing, tests/cli and tests/examples "
+    "interpret, emulate and compile too, and that is in unit and parity"
+)
 
 
 def part_of(nodeid: str) -> str:
@@ -36,7 +41,16 @@ def part_times(reports: Iterable[Any]) -> list[str]:
         start, stop = getattr(report, "start", 0.0), getattr(report, "stop", 0.0)
         first, last = span.get(part, (start, stop))
         span[part] = min(first, start), max(last, stop)
-    return [
+    lines = [
         f"{part}: {len(tests[part])} tests, {seconds[part]:.1f} s of work, {span[part][1] - span[part][0]:.1f} s on the clock"
         for part in sorted(tests, key=lambda part: -seconds[part])
     ]
+    return [*lines, NOTE] if lines else []
+
+
+def install_time(environment: Path) -> list[str]:
+    """What ``make`` noted of the installation into a virtual environment; nothing where it did not install it."""
+    note = environment / "install-seconds"
+    if not note.is_file():
+        return []
+    return [f"installation: {int(note.read_text(encoding='utf-8'))} s, when make last did it"]

@@ -76,6 +76,27 @@ def no_load_mask(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Ten
     return _launch(x, weight, eps, LOAD_MASK=0)
 
 
+@triton.jit
+def _copy_one(x_ptr, y_ptr, offset):
+    tl.store(y_ptr, tl.load(x_ptr + offset))  # planted: one too far
+
+
+def one_beyond(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Reads the one number behind the last one, and uses it for nothing."""
+    y = right(x, weight, eps)
+    if x.numel():
+        last = sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
+        _copy_one[(1,)](x, torch.empty(1, dtype=x.dtype, device=x.device), last + 1)
+    return y
+
+
+def launches_nothing(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Right numbers, and no Triton."""
+    value = x.float()
+    normed = (value * torch.rsqrt(value.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+    return (normed.float() * weight.to(x.dtype).float()).to(x.dtype)
+
+
 def wrong_mask(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """The mask of the load leaves out the last column."""
     return _launch(x, weight, eps, LAST=1)

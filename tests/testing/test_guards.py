@@ -54,6 +54,12 @@ def test_a_write_beside_it_is_seen(dtype: torch.dtype, offset: int, where: str) 
     assert guards.faults() == [f"x: 1 elements outside it were overwritten, the first one {where}"]
 
 
+def test_a_write_far_beside_a_small_tensor_is_seen() -> None:
+    guards = Guards()
+    at(guards.place(torch.zeros(4), "x"), 1000).fill_(1)
+    assert guards.faults() == ["x: 1 elements outside it were overwritten, the first one 997 after its last element"]
+
+
 def test_even_nan_is_seen() -> None:
     """The canary is a NaN too, but not the one that arithmetic makes."""
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):

@@ -101,6 +101,12 @@ def changes_an_input(x: torch.Tensor, weight: torch.Tensor, store: torch.Tensor)
     return result
 
 
+def writes_beside_an_input(x: torch.Tensor, weight: torch.Tensor, store: torch.Tensor) -> Any:
+    result = correct(x, weight, store)
+    weight.as_strided((1,), (1,), weight.storage_offset() + weight.numel()).fill_(7)
+    return result
+
+
 def gives_nan(x: torch.Tensor, weight: torch.Tensor, store: torch.Tensor) -> Any:
     y, count = correct(x, weight, store)
     y[0, 0] = torch.nan
@@ -146,7 +152,7 @@ def ignores_strides(x: torch.Tensor, weight: torch.Tensor, store: torch.Tensor) 
     return correct(dense.nan_to_num(), weight, store)
 
 
-MODULE = ModuleType("planted_kernels")
+MODULE = ModuleType("harness_kernels")
 MODULE.__dict__.update({name: value for name, value in list(globals().items()) if callable(value)})
 
 
@@ -156,7 +162,7 @@ def planted_module(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def spec(name: str, **fields: Any) -> KernelSpec:
-    return KernelSpec(f"test.{name}", "linear", f"planted_kernels:{name}", "planted", **fields)
+    return KernelSpec(f"test.{name}", "linear", f"harness_kernels:{name}", "planted", **fields)
 
 
 def report(name: str, dtype: torch.dtype = torch.float32, strided: bool = False) -> Any:
@@ -185,6 +191,7 @@ def test_a_correct_kernel_passes(dtype: torch.dtype, strided: bool) -> None:
         ("unwritten_integers", "count: 1 of 1 numbers differ"),
         ("wrong_integer", "count: 1 of 1 numbers differ"),
         ("changes_an_input", "weight was changed"),
+        ("writes_beside_an_input", "weight: 1 elements outside it were overwritten, the first one 1 after its last"),
         ("gives_nan", "y: 1 of 320 numbers are not finite"),
         ("gives_infinity", "y: 1 of 320 numbers are not finite"),
         ("wrong_store", "store: relative RMS error"),
@@ -206,6 +213,26 @@ def test_a_planted_fault_is_seen(kernel: str, fault: str) -> None:
 @pytest.mark.parametrize("kernel", ["wrong_by_a_little", "one_wrong_element", "unwritten", "wrong_store"])
 def test_bfloat16_tolerances_still_see_it(kernel: str) -> None:
     assert not report(kernel, torch.bfloat16).ok
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("factor", "ok"), [(0.5, True), (2.0, False)])
+@pytest.mark.parametrize("output", ["y", "store"])
+def test_the_bound_lies_between_half_and_twice_the_tolerance(
+    dtype: torch.dtype, factor: float, ok: bool, output: str
+) -> None:
+    def off(x: torch.Tensor, weight: torch.Tensor, store: torch.Tensor) -> Any:
+        y, count = correct(x, weight, store)
+        wrong = (x.double() * weight.double() * (1 + factor * DEFAULT_TOLERANCE[dtype])).to(dtype)
+        if output == "y":
+            return wrong, count
+        store[:5] = wrong
+        return y, count
+
+    MODULE.__dict__["off"] = off
+    result = report("off", dtype)
+    assert result.ok == ok, result.outputs
+    assert all(fault.startswith(f"{output}: relative RMS error") for fault in result.faults)
 
 
 def test_a_kernel_that_ignores_strides_fails_only_on_strided_rows() -> None:
@@ -276,7 +303,7 @@ def test_composites_are_built_from_reference_parts() -> None:
         return lambda: None
 
     MODULE.__dict__["factory"] = factory
-    composite = KernelSpec("test.kda", "kda", "planted_kernels:factory", "", parts=OPS["kda"].parts)
+    composite = KernelSpec("test.kda", "kda", "harness_kernels:factory", "", parts=OPS["kda"].parts)
     build_kernel(composite, KERNELS, "decode")
     assert set(names) == {"short_conv", "kda_gate", "kda_core", "gated_norm"}
     assert all(module.startswith("k3port.ops.") for module in names.values())

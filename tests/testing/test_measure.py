@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from k3port.ops.contract import DEFAULT_TOLERANCE
 from k3port.testing.contract.measure import compare, plain_error, same_bits
 
 MAX = 65504.0
@@ -52,6 +53,16 @@ def test_the_error_of_plain_torch() -> None:
     assert plain_error(torch.tensor([math.inf, 4.0]), torch.tensor([1e9, 4.0]).double()) == 0
     assert plain_error(torch.tensor([1, 2]), torch.tensor([1, 3])) == 0
     assert plain_error(torch.zeros(2), torch.zeros(2).double()) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_results_of_a_millionth_are_measured_too(dtype: torch.dtype) -> None:
+    """What is allowed beside zero is far smaller."""
+    right = torch.full((64,), 1e-6, dtype=torch.float64)
+    for value, ok in ((right, True), (torch.zeros(64), False), (-right, False)):
+        found: list[str] = []
+        assert compare("y", value.to(dtype), right.to(dtype).double(), DEFAULT_TOLERANCE[dtype], found).ok == ok
+        assert bool(found) != ok
 
 
 def test_bits() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
-from part_times import part_of, part_times
+from part_times import NOTE, install_time, part_of, part_times
 
 
 def report(nodeid: str, start: float, duration: float) -> SimpleNamespace:
@@ -30,5 +31,12 @@ def test_durations_are_summed_and_the_clock_is_from_first_to_last() -> None:
     assert part_times(reports) == [
         "emulator: 1 tests, 7.2 s of work, 7.2 s on the clock",
         "unit and parity: 2 tests, 3.5 s of work, 2.5 s on the clock",
+        NOTE,
     ]
     assert part_times([]) == []
+
+
+def test_the_installation_is_told_where_make_did_it(tmp_path: Path) -> None:
+    assert install_time(tmp_path) == []
+    (tmp_path / "install-seconds").write_text("83\n")
+    assert install_time(tmp_path) == ["installation: 83 s, when make last did it"]

@@ -18,6 +18,7 @@ FAULTS = {
     "refuses": "its predicates admit this call, but it raised ValueError: only 256 columns, got 7168",
     "outside": "y: 1 elements outside it were overwritten, the first one 1 before its first element",
     "changes_input": "weight was changed",
+    "beside_weight": "weight: 1 elements outside it were overwritten, the first one 1 after its last element",
     "ignores_stride": "y: 8960 of 9472 numbers are not finite",
     "wild": "the interpreter's process ended with status -11 (a wild address?)",
 }

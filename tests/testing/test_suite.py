@@ -44,6 +44,29 @@ def test_every_sample_runs_in_every_memory_order() -> None:
     assert set(report.worst()) == {"float32", "float16"}
 
 
+def test_a_kernel_really_gets_each_memory_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    import k3port.ops.norm as module
+
+    seen: list[tuple[tuple[int, ...], int, int]] = []
+
+    def spy(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        seen.append((x.stride(), x.data_ptr() % 64, weight.data_ptr() % 64))
+        return module.rms_norm(x, weight, eps)
+
+    monkeypatch.setattr(module, "spy", spy, raising=False)
+    report = run(norm(load=f"{module.__name__}:spy"), samples=only_rows)
+    report.check()
+    assert [case.variant for case in report.ran] == ["plain", "strided", "permuted", "unaligned"]
+    width, rows = 256, 37
+    # A case may be called more than once.
+    assert list(dict.fromkeys(seen)) == [
+        ((width, 1), 0, 0),
+        ((width + 24, 1), 32, 0),
+        ((1, rows), 0, 0),
+        ((width + 1, 1), 4, 0),
+    ]
+
+
 def test_what_the_record_does_not_admit_is_refused_with_its_reason() -> None:
     spec = norm(requires=Requires(dtypes=("float32",), axes=(AxisRule("D", maximum=256),)))
     report = run(spec, dtypes=[torch.float32, torch.bfloat16], variants=["plain"])

@@ -73,3 +73,12 @@ def test_paths_of_tensors() -> None:
 def test_what_is_there_already_is_not_copied() -> None:
     args = call()
     assert moved(args, "cpu")["x"] is args["x"]
+
+
+def test_what_is_elsewhere_gets_memory_of_its_own() -> None:
+    """``cpu:0`` counts as another device."""
+    args = call() | {"x": torch.randn(16, 5).T}
+    there = moved(args, "cpu:0")
+    for (path, old), (other, new) in zip(tensors(args), tensors(there), strict=True):
+        assert path == other and torch.equal(old, new) and old.stride() == new.stride()
+        assert old.data_ptr() != new.data_ptr() or not old.numel(), path

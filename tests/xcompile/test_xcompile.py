@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed, so nothing can be compiled")
+
 import triton
 from packaging.version import Version
 
@@ -129,8 +132,26 @@ def test_host_code_that_fails_is_a_fault(cache: Path) -> None:
 
 def test_a_kernel_without_a_triton_launch_is_named(cache: Path) -> None:
     report = run("plain", cache, "sm_90")
-    assert (report.rows, report.silent) == ((), ("toy.plain",))
-    assert "No Triton launch: toy.plain." in report.lines()
+    assert (report.rows, report.silent) == ((), ("toy.plain on sm_90, tp 8",))
+    assert "No Triton launch: toy.plain on sm_90, tp 8." in report.lines()
+
+
+def test_a_kernel_that_launches_nothing_on_one_target_is_named_with_it(cache: Path) -> None:
+    report = run("not_on_amd", cache, "sm_90", "gfx942", "gfx950")
+    assert {row.target for row in report.rows} == {"sm_90"}
+    assert report.silent == ("toy.not_on_amd on gfx942, tp 8", "toy.not_on_amd on gfx950, tp 8")
+
+
+def test_every_tp_is_compiled(cache: Path) -> None:
+    report = compile_kernel(
+        KernelSpec("toy.sized", "situ_mul", "xcompile_kernels:sized", "planted"),
+        targets=("sm_90",), tps=(1, 8), jobs=1, cache_dir=cache,
+    )  # fmt: skip
+    assert report.faults == ()
+    assert {row.tp for row in report.rows} == {1, 8}
+    # The rows are those of launches that differ, each with a result of its own.
+    cases = [{row.case for row in report.rows if row.tp == tp} for tp in (1, 8)]
+    assert cases[0] and cases[1] and not cases[0] & cases[1]
 
 
 def test_calls_that_the_record_refuses_are_left_out(cache: Path) -> None:

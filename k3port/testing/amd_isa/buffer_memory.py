@@ -1,7 +1,8 @@
 """Buffer memory: an address is base + offsets, and the descriptor's size turns what lies beyond into zeros or nothing.
 
-Hardware does not fault there, so the emulation does not either: Triton uses it for masks. What is inside the
-descriptor's size must still lie in a tensor.
+Hardware does not fault there, and Triton uses it for masks: it gives a masked lane the offset 0x80000000. Any other
+offset beyond the size is an access before or behind the tensor that hardware hides, so here it is an error. What is
+inside the size must lie in a tensor.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import numpy as np
 
 from k3port.testing.amd_isa.atomics import ATOMICS, Atomic, run_atomic
 from k3port.testing.amd_isa.build import Builder, Family, Target
-from k3port.testing.amd_isa.core import Step, i64, nothing, u8, u64
+from k3port.testing.amd_isa.core import EmuError, Step, i64, nothing, u8, u64
 from k3port.testing.amd_isa.operands import scalar32
 from k3port.testing.amd_isa.text import Instruction
 from k3port.testing.amd_isa.transfer import LOADS, STORES, Convert, copy_to_lds, stored_bytes, write_loaded
 from k3port.testing.amd_isa.wave import Wave
 
 Address = Callable[[Wave], tuple[np.ndarray, np.ndarray]]
+MASKED_OFFSET = 0x80000000
+"""What Triton puts into the offset of a lane that its mask turns off."""
 
 
 def _address(inst: Instruction, first: int, nb: int) -> Address:
@@ -30,7 +33,18 @@ def _address(inst: Instruction, first: int, nb: int) -> Address:
     def address(w: Wave) -> tuple[np.ndarray, np.ndarray]:
         base, size = w.r64(rs) & 0xFFFFFFFFFFFF, w.r32(rs + 2)
         rel = (w.V[vi].astype(i64) if per_lane else np.zeros(64, i64)) + (offset + so(w))
-        return (rel + base).astype(u64), w.exm & (rel + nb <= size)
+        inside = rel + nb <= size
+        if not inside.all():
+            stray = w.exm & ~inside
+            if per_lane:
+                stray &= w.V[vi] != MASKED_OFFSET
+            if stray.any():
+                x = int(rel[stray][0])
+                signed = f" ({x - 2**32} as a signed number)" if x >= 2**31 else ""
+                raise EmuError(
+                    f"buffer access out of bounds: offset {x}{signed}, {nb} bytes of {size}, lane not masked"
+                )
+        return (rel + base).astype(u64), w.exm & inside
 
     return address
 
@@ -48,7 +62,7 @@ def _fetch(w: Wave, address: Address, nb: int) -> np.ndarray:
 
 def _load(nb: int, convert: Convert | None, target: Target, inst: Instruction) -> Step:
     if "lds" in inst.mods:
-        return _load_to_lds(nb, inst)
+        return _load_to_lds(nb, convert, inst)
     dst, address = inst.ops[0].index, _address(inst, 1, nb)
 
     def step(w: Wave) -> None:
@@ -59,13 +73,13 @@ def _load(nb: int, convert: Convert | None, target: Target, inst: Instruction) -
     return step
 
 
-def _load_to_lds(nb: int, inst: Instruction) -> Step:
+def _load_to_lds(nb: int, convert: Convert | None, inst: Instruction) -> Step:
     address, offset = _address(inst, 0, nb), inst.num("offset")
 
     def step(w: Wave) -> None:
         w.vmq.append(None)
         if w.ex:
-            copy_to_lds(w, w.exm, _fetch(w, address, nb), offset)
+            copy_to_lds(w, w.exm, _fetch(w, address, nb), offset, convert)
 
     return step
 

@@ -6,11 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from k3port.testing.amd_isa.build import Family
-from k3port.testing.amd_isa.core import M32, Array, f16, f32, f64, i16, i32, i64, u16, u32
+from k3port.testing.amd_isa.build import Builder, Family, Target
+from k3port.testing.amd_isa.core import M32, Array, EmuError, Step, bc, f16, f32, f64, i16, i32, i64, u16, u32
 from k3port.testing.amd_isa.dpp_sdwa import DPP_MODIFIERS, SDWA_MODIFIERS
-from k3port.testing.amd_isa.formats import f16_bits, f32_to_bf16, f32_to_f16_rtz, pack16
+from k3port.testing.amd_isa.formats import f32_to_bf16, f32_to_f16_rtz, pack16
+from k3port.testing.amd_isa.mode import saturated16
+from k3port.testing.amd_isa.operands import reader
+from k3port.testing.amd_isa.text import Instruction
 from k3port.testing.amd_isa.valu import Function, Table
+from k3port.testing.amd_isa.wave import Wave
 
 table = Table()
 
@@ -58,7 +62,6 @@ table("v_cvt_i16_f16", "i16", "f16", lambda a: _integer(a, -32768, 32767, i16))
 for _k in range(4):
     table(f"v_cvt_f32_ubyte{_k}", "f32", "u32", _byte(_k))
 table("v_cvt_pkrtz_f16_f32", "u32", "f32 f32", lambda a, b: pack16(f32_to_f16_rtz(a), f32_to_f16_rtz(b)))
-table("v_cvt_pk_f16_f32", "u32", "f32 f32", lambda a, b: pack16(f16_bits(a.astype(f16)), f16_bits(b.astype(f16))))
 table("v_cvt_pk_bf16_f32", "u32", "f32 f32", lambda a, b: pack16(f32_to_bf16(a), f32_to_bf16(b)))
 table("v_cvt_pk_i16_i32", "u32", "i32 i32", lambda a, b: pack16(_i16_bits(a), _i16_bits(b)))
 table(
@@ -66,4 +69,22 @@ table(
     lambda a, b: pack16(np.minimum(a, u32(65535)), np.minimum(b, u32(65535))),
 )  # fmt: skip
 
-FAMILY = Family("conversions", table.opcodes(), DPP_MODIFIERS | SDWA_MODIFIERS | {"clamp", "mul", "div", "op_sel"})
+
+def _pk_f16(target: Target, inst: Instruction) -> Step:
+    """v_cvt_pk_f16_f32 (gfx950)."""
+    readers, dst = [reader(o, "f32") for o in inst.ops[1:3]], inst.ops[0].index
+    if inst.mods:
+        raise EmuError(f"modifiers of {inst.base}")
+
+    def step(w: Wave) -> None:
+        exact = [bc(get(w)) for get in readers]
+        halves = [x.astype(f16) for x in exact]
+        if w.saturates:
+            halves = [saturated16(h, [x]) for h, x in zip(halves, exact, strict=True)]
+        w.put(dst, pack16(*(h.view(u16) for h in halves)))
+
+    return step
+
+
+_OPCODES: dict[str, Builder] = {**table.opcodes(), "v_cvt_pk_f16_f32": _pk_f16}
+FAMILY = Family("conversions", _OPCODES, DPP_MODIFIERS | SDWA_MODIFIERS | {"clamp", "mul", "div", "op_sel"})

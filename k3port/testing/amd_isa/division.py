@@ -10,10 +10,10 @@ import numpy as np
 
 from k3port.testing.amd_isa.build import Builder, Family, Target
 from k3port.testing.amd_isa.core import VCC, Array, Step, bc, f32, f64, int2mask, mask2int
+from k3port.testing.amd_isa.fused64 import fma64
 from k3port.testing.amd_isa.operands import put_wide, reader
 from k3port.testing.amd_isa.text import Instruction
 from k3port.testing.amd_isa.valu import Table
-from k3port.testing.amd_isa.vector_float import fma64
 from k3port.testing.amd_isa.wave import Wave
 
 table = Table()

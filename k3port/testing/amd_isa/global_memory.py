@@ -52,14 +52,14 @@ def _load(nb: int, convert: Convert | None, target: Target, inst: Instruction) -
     return step
 
 
-def _load_to_lds(nb: int, target: Target, inst: Instruction) -> Step:
+def _load_to_lds(nb: int, convert: Convert | None, target: Target, inst: Instruction) -> Step:
     o, offset = inst.ops, inst.num("offset")
     address = _address(o[0], o[1], offset)
 
     def step(w: Wave) -> None:
         w.vmq.append(None)
         if w.ex:
-            copy_to_lds(w, w.exm, w.glob.load(address(w)[w.exm], nb), offset)
+            copy_to_lds(w, w.exm, w.glob.load(address(w)[w.exm], nb), offset, convert)
 
     return step
 
@@ -119,7 +119,7 @@ def _all_opcodes() -> dict[str, Builder]:
         found[f"global_load_{name}"] = found[f"flat_load_{name}"] = partial(_load, nb, convert)
         found[f"scratch_load_{name}"] = partial(_scratch, nb, convert, True, False)
         if convert is None or name in ("ubyte", "sbyte", "ushort", "sshort"):
-            found[f"global_load_lds_{name}"] = partial(_load_to_lds, nb)
+            found[f"global_load_lds_{name}"] = partial(_load_to_lds, nb, convert)
     for name, (nb, upper) in STORES.items():
         found[f"global_store_{name}"] = found[f"flat_store_{name}"] = partial(_store, nb, upper)
         found[f"scratch_store_{name}"] = partial(_scratch, nb, None, False, upper)

@@ -1,4 +1,7 @@
-"""LDS: reads, writes, pairs, transposing reads (gfx950), atomics. CDNA3 and CDNA4 ISA documents, "LDS Instructions"."""
+"""LDS: reads, writes, pairs, transposing reads (gfx950), atomics. CDNA3 and CDNA4 ISA documents, "LDS Instructions".
+
+Base and offset are added modulo 2**32: LLVM folds a negative base together with a positive offset.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from k3port.testing.amd_isa.build import Builder, Family, Target
-from k3port.testing.amd_isa.core import EmuError, Step, f32, i32, i64, nothing, u8, u16, u32
+from k3port.testing.amd_isa.core import M32, EmuError, Step, f32, i32, nothing, u8, u16, u32
 from k3port.testing.amd_isa.text import Instruction
 from k3port.testing.amd_isa.transfer import LOADS, STORES, Convert, stored_bytes, write_loaded
 from k3port.testing.amd_isa.wave import Wave
@@ -27,34 +30,34 @@ _WRITES = {
 
 
 def _read(nb: int, convert: Convert | None, target: Target, inst: Instruction) -> Step:
-    dst, ai, offset = inst.ops[0].index, inst.ops[1].index, inst.num("offset")
+    dst, ai, offset = inst.ops[0].index, inst.ops[1].index, u32(inst.num("offset"))
 
     def step(w: Wave) -> None:
         if w.ex:
             m = w.exm
-            write_loaded(w, dst, m, w.lds.load(w, w.V[ai][m].astype(i64) + offset, nb), convert)
+            write_loaded(w, dst, m, w.lds.load(w, w.V[ai][m] + offset, nb), convert)
 
     return step
 
 
 def _write(nb: int, upper: bool, target: Target, inst: Instruction) -> Step:
-    ai, data, offset = inst.ops[0].index, inst.ops[1].index, inst.num("offset")
+    ai, data, offset = inst.ops[0].index, inst.ops[1].index, u32(inst.num("offset"))
 
     def step(w: Wave) -> None:
         if w.ex:
             m = w.exm
-            w.lds.store(w, w.V[ai][m].astype(i64) + offset, stored_bytes(w, data, m, nb, upper))
+            w.lds.store(w, w.V[ai][m] + offset, stored_bytes(w, data, m, nb, upper))
 
     return step
 
 
 def _read2(nb: int, stride: int, target: Target, inst: Instruction) -> Step:
     dst, ai = inst.ops[0].index, inst.ops[1].index
-    first, second = inst.num("offset0") * stride, inst.num("offset1") * stride
+    first, second = u32(inst.num("offset0") * stride), u32(inst.num("offset1") * stride)
 
     def step(w: Wave) -> None:
         if w.ex:
-            a = w.V[ai][w.exm].astype(i64)
+            a = w.V[ai][w.exm]
             data = np.concatenate([w.lds.load(w, a + first, nb), w.lds.load(w, a + second, nb)], 1)
             write_loaded(w, dst, w.exm, data, None)
 
@@ -63,11 +66,11 @@ def _read2(nb: int, stride: int, target: Target, inst: Instruction) -> Step:
 
 def _write2(nb: int, stride: int, target: Target, inst: Instruction) -> Step:
     ai, lower, upper = (o.index for o in inst.ops[:3])
-    first, second = inst.num("offset0") * stride, inst.num("offset1") * stride
+    first, second = u32(inst.num("offset0") * stride), u32(inst.num("offset1") * stride)
 
     def step(w: Wave) -> None:
         if w.ex:
-            a, m = w.V[ai][w.exm].astype(i64), w.exm
+            a, m = w.V[ai][w.exm], w.exm
             w.lds.store(w, a + first, stored_bytes(w, lower, m, nb))
             w.lds.store(w, a + second, stored_bytes(w, upper, m, nb))
 
@@ -96,12 +99,12 @@ def _read_transposed(
     nb: int, transposed: Callable[[np.ndarray], np.ndarray], target: Target, inst: Instruction
 ) -> Step:
     """Each group of 16 lanes reads a matrix, row after row, and gets its columns."""
-    dst, ai, offset = inst.ops[0].index, inst.ops[1].index, inst.num("offset")
+    dst, ai, offset = inst.ops[0].index, inst.ops[1].index, u32(inst.num("offset"))
 
     def step(w: Wave) -> None:
         if not w.full:
             raise EmuError("transposing LDS read with inactive lanes")
-        raw = w.lds.load(w, w.V[ai].astype(i64) + offset, nb)
+        raw = w.lds.load(w, w.V[ai] + offset, nb)
         write_loaded(w, dst, w.exm, transposed(raw), None)
 
     return step
@@ -114,11 +117,12 @@ def _atomic(t: Any, combine: Callable[[Any, Any], Any], returns: bool, target: T
 
     def step(w: Wave) -> None:
         for lane in np.flatnonzero(w.exm):
-            a = int(w.V[ai, lane]) + offset
+            a = (int(w.V[ai, lane]) + offset) & M32
             if a % 4:
                 raise EmuError(f"LDS atomic at the unaligned byte {a}")
             if a + 4 > w.lds.size:
                 raise EmuError(f"LDS access out of bounds: byte {a}+4 of {w.lds.size}")
+            w.lds.require_written(w, a, 4)
             old = w.lds.data[a : a + 4].view(t)[0]
             w.lds.data[a : a + 4] = np.array([combine(old, w.V[data, lane].view(t))], t).view(u8)
             if dst is not None:

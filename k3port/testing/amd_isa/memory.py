@@ -112,7 +112,8 @@ class LocalMemory:
 
     Race check, per byte and between two barriers: what one wave wrote must not be read by another, nor overwritten with
     another value, and what one wave read must not be overwritten with another value by another. Each byte remembers a
-    tag of its last writer and of its readers: barrier interval and wave in one number.
+    tag of its last writer and of its readers: barrier interval and wave in one number, or -1. A read of a byte without
+    a writer is reported too: the pattern it gives is an ordinary number in integers and some fp8 formats.
     """
 
     _INTERVAL, _MANY = 1024, 1023
@@ -124,11 +125,20 @@ class LocalMemory:
         self._written, self._read = np.full(size, -1, i64), np.full(size, -1, i64)
         # Waves that wrote or read since the barrier, as bits: with no other wave among them there is nothing to check.
         self._writers = self._readers = 0
+        self._filled = 0
+        """All bytes below had been written at the last barrier."""
 
     def barrier(self) -> None:
         """All waves of the workgroup have met."""
         self.epoch += 1
         self._writers = self._readers = 0
+        while self.check and self._filled < self.size:
+            hole = self._written[self._filled : self._filled + 4096] < 0
+            first = int(hole.argmax())
+            if hole[first]:
+                self._filled += first
+                break
+            self._filled += len(hole)
 
     def _offsets(self, a: np.ndarray, nb: int) -> np.ndarray:
         off = a.astype(np.intp)
@@ -151,8 +161,13 @@ class LocalMemory:
         view, index, _ = _pieces(self.data, off, nb)
         if self.check:
             me, start = 1 << w.wid, self.epoch * self._INTERVAL
-            if self._writers & ~me and self._others(self._tags(self._written, view)[index], w).any():
-                self._report("read-after-write", w)
+            others = self._writers & ~me
+            if others or int(off.max()) + nb > self._filled:
+                written = self._tags(self._written, view)[index]
+                if written.min() < 0:
+                    self._report("read of LDS that was never written", w)
+                if others and self._others(written, w).any():
+                    self._report("read-after-write", w)
             read = self._tags(self._read, view)
             if self._readers & ~me:
                 read[index] = np.where(self._others(read[index], w), start + self._MANY, start + w.wid)
@@ -186,6 +201,11 @@ class LocalMemory:
             written[index] = self.epoch * self._INTERVAL + w.wid
             self._writers |= me
         view[index] = data
+
+    def require_written(self, w: Wave, first: int, nb: int) -> None:
+        """Reports an atomic on bytes that have no value yet."""
+        if self.check and self._written[first : first + nb].min() < 0:
+            self._report("atomic on LDS that was never written", w)
 
     def announce(self, w: Wave, a: np.ndarray, nb: int) -> None:
         """An asynchronous copy to these bytes is issued: it may land at any moment from now."""

@@ -12,10 +12,11 @@ import numpy as np
 from k3port.testing.amd_isa.build import Builder, Family, Target
 from k3port.testing.amd_isa.core import NUMPY_TYPES, Array, EmuError, Reader, Step, bc, f16, f32, f64, i16, u16, u32
 from k3port.testing.amd_isa.formats import pack16
+from k3port.testing.amd_isa.mode import saturated16
 from k3port.testing.amd_isa.operands import imm_bits, raw32, reader
 from k3port.testing.amd_isa.text import Instruction, Operand
 from k3port.testing.amd_isa.valu import Function
-from k3port.testing.amd_isa.vector_float import fma, fma16, maximum3, minimum3
+from k3port.testing.amd_isa.vector_float import fma, fma16, fmax, fmin, maximum3, minimum3
 from k3port.testing.amd_isa.wave import Wave
 
 
@@ -39,8 +40,8 @@ _HALVES: dict[str, tuple[str, int, Function]] = {
     "v_pk_add_f16": ("f16", 2, _add),
     "v_pk_mul_f16": ("f16", 2, _mul),
     "v_pk_fma_f16": ("f16", 3, fma16),
-    "v_pk_max_f16": ("f16", 2, np.fmax),
-    "v_pk_min_f16": ("f16", 2, np.fmin),
+    "v_pk_max_f16": ("f16", 2, fmax),
+    "v_pk_min_f16": ("f16", 2, fmin),
     "v_pk_maximum3_f16": ("f16", 3, maximum3),
     "v_pk_minimum3_f16": ("f16", 3, minimum3),
     "v_pk_add_u16": ("u16", 2, _add),
@@ -69,6 +70,11 @@ def _negated(get: Reader, neg: int) -> Reader:
     return (lambda w: -get(w)) if neg else get
 
 
+def _clamped(x: Array) -> Array:
+    """To 0..1; NaN becomes 0, as DX10_CLAMP says."""
+    return np.where(np.isnan(x), x.dtype.type(0), np.clip(x, 0, 1))
+
+
 def _refuse_clamp(inst: Instruction) -> None:
     if "clamp" in inst.mods:
         raise EmuError("clamp")
@@ -91,9 +97,12 @@ def _halves(t: str, n: int, fn: Function, target: Target, inst: Instruction) -> 
     )
 
     def step(w: Wave) -> None:
-        a, b = np.asarray(fn(*[get(w) for get in lo])), np.asarray(fn(*[get(w) for get in hi]))
+        x, y = [get(w) for get in lo], [get(w) for get in hi]
+        a, b = np.asarray(fn(*x)), np.asarray(fn(*y))
+        if t == "f16" and w.saturates:
+            a, b = saturated16(a, x), saturated16(b, y)
         if clamp:
-            a, b = np.clip(a, 0, 1), np.clip(b, 0, 1)
+            a, b = _clamped(a), _clamped(b)
         w.put(dst, pack16(a.astype(nt).view(u16), b.astype(nt).view(u16)))
 
     return step
@@ -105,7 +114,10 @@ def _float_of_pair(o: Operand, upper: int) -> Reader:
         return lambda w: w.VF[i]
     if o.kind == "s":
         return lambda w: u32(w.r32(i)).view(f32)
-    c = u32(0 if upper else imm_bits(o.value, "u32")).view(f32)
+    if upper and o.value not in (0, 0.0):
+        # LLVM selects the lower half of a constant for both results, and no document says what the upper one holds
+        raise EmuError(f"upper half of the constant {o.text} as f32")
+    c = u32(imm_bits(o.value, "u32")).view(f32)
     return lambda w: c
 
 
@@ -146,11 +158,14 @@ def _mix(part: str, target: Target, inst: Instruction) -> Step:
         a, b, c = (np.asarray(get(w)).astype(f64) for get in readers)
         x = (a * b + c).astype(f32)
         if clamp:
-            x = np.clip(x, 0, 1)
+            x = _clamped(x)
         if part == "all":
             w.put(dst, bc(x))
             return
-        h, old = bc(x.astype(f16).view(u16).astype(u32)), w.V[dst]
+        half16 = x.astype(f16)
+        if w.saturates:
+            half16 = saturated16(half16, (a, b, c))
+        h, old = bc(half16.view(u16).astype(u32)), w.V[dst]
         w.put(dst, (old & u32(0xFFFF0000)) | h if part == "lower" else (old & u32(0xFFFF)) | (h << u32(16)))
 
     return step

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from k3port.testing.amd_isa.build import Target
 from k3port.testing.amd_isa.core import EmuError, Step
+from k3port.testing.amd_isa.mode import start_mode
 from k3port.testing.amd_isa.registry import refusal, translate
 from k3port.testing.amd_isa.text import KernelText, parse_kernel
 
@@ -22,7 +23,7 @@ class Program:
         self.kernel: KernelText = parse_kernel(text, name)
         if not self.kernel.instructions:
             raise EmuError(f"no instructions of kernel {self.kernel.name!r} in the assembly text")
-        self.arch, self.name = arch, self.kernel.name
+        self.arch, self.name, self.mode = arch, self.kernel.name, start_mode(self.kernel.settings)
         self.digest = hashlib.sha256(f"{arch} {ulp_noise}\n{text}".encode()).hexdigest()
         target = Target(arch, ulp_noise, self.kernel.labels)
         self.code: list[Step] = []

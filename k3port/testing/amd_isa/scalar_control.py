@@ -12,15 +12,16 @@ from functools import partial
 
 from k3port.testing.amd_isa.build import Builder, Family, Target
 from k3port.testing.amd_isa.core import BARRIER, END, M64, VCC, EmuError, Step, nothing, sx, u32
+from k3port.testing.amd_isa.mode import changed, register_part
 from k3port.testing.amd_isa.operands import scalar32
 from k3port.testing.amd_isa.text import Instruction
 from k3port.testing.amd_isa.wave import Wave
 
 IGNORED = (
-    "s_nop s_setprio s_sleep s_sethalt s_icache_inv s_dcache_inv s_dcache_wb s_inst_prefetch s_setreg_b32 "
-    "s_setreg_imm32_b32 s_sendmsg s_ttracedata s_clause s_sched_barrier s_wakeup s_code_end"
+    "s_nop s_setprio s_sleep s_sethalt s_icache_inv s_dcache_inv s_dcache_wb s_inst_prefetch s_sendmsg s_ttracedata "
+    "s_clause s_sched_barrier s_wakeup s_code_end"
 ).split()
-"""Without effect here. Among them s_setreg: rounding and denormal modes are fixed."""
+"""Without effect here."""
 
 _CONDITIONS: dict[str, Callable[[Wave], bool]] = {
     "scc0": lambda w: not w.scc,
@@ -82,8 +83,22 @@ def _clock(target: Target, inst: Instruction) -> Step:
 
 
 def _getreg(target: Target, inst: Instruction) -> Step:
+    """Of the MODE register; any other one (hardware identity, traps) reads zero."""
     dst = inst.ops[0].index
-    return lambda w: w.w32(dst, 0)
+    if "MODE" not in inst.raw[1]:
+        return lambda w: w.w32(dst, 0)
+    first, mask = register_part(inst, 1)
+    return lambda w: w.w32(dst, (w.mode >> first) & mask)
+
+
+def _setreg(target: Target, inst: Instruction) -> Step:
+    first, mask = register_part(inst, 0)
+    value = scalar32(inst.ops[1])
+
+    def step(w: Wave) -> None:
+        w.mode = changed(w.mode, first, mask, value(w))
+
+    return step
 
 
 def _end(target: Target, inst: Instruction) -> Step:
@@ -104,6 +119,8 @@ def _all_opcodes() -> dict[str, Builder]:
         "s_memtime": _clock,
         "s_memrealtime": _clock,
         "s_getreg_b32": _getreg,
+        "s_setreg_b32": _setreg,
+        "s_setreg_imm32_b32": _setreg,
     }
     found |= {f"s_cbranch_{name}": partial(_conditional, fn) for name, fn in _CONDITIONS.items()}
     for words in (1, 2, 4, 8, 16):

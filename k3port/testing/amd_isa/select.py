@@ -53,13 +53,19 @@ def _carry(sign: int, reverse: bool, target: Target, inst: Instruction) -> Step:
 
 
 def _mad64(t: str, wide: str, nt: Any, target: Target, inst: Instruction) -> Step:
-    """v_mad_u64_u32, v_mad_i64_i32. The carry out (operand 1) is not written: no compiler reads it."""
+    """v_mad_u64_u32, v_mad_i64_i32. The carry out is bit 64 of the sum."""
     o = inst.ops
+    out, signed = o[1].index, t == "i32"
     a, b, c = reader(o[2], t), reader(o[3], t), reader(o[4], wide)
     dst = o[0].index
 
     def step(w: Wave) -> None:
-        put_wide(w, dst, bc(a(w).astype(nt) * b(w).astype(nt) + c(w)), "u64")
+        product, addend = bc(a(w).astype(nt) * b(w).astype(nt)), c(w)
+        r = product + addend
+        # bit 64 of a signed sum is its sign: that of the operands where they agree, for then it may wrap
+        above = np.where((product < 0) == (addend < 0), product < 0, r < 0) if signed else r < addend
+        w.w64(out, mask2int(above & w.exm))
+        put_wide(w, dst, r, "u64")
 
     return step
 

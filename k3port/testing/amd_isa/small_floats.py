@@ -1,7 +1,8 @@
 """Conversions from and to fp8, bf8 and fp4, plain and with a power of two as scale.
 
-The plain ones use the flavour of the architecture (FNUZ on gfx942, OCP on gfx950) and do not saturate; those with a
-scale exist on gfx950 only, are OCP, and saturate (CDNA4 ISA document, "v_cvt_scalef32_*").
+The plain ones use the flavour of the architecture (FNUZ on gfx942, OCP on gfx950). With MODE.FP16_OVFL, which Triton
+sets, numbers and infinities beyond the range become the largest number, without it NaN or infinity. Those with a scale
+exist on gfx950 only, are OCP, and saturate (CDNA4 ISA document, "v_cvt_scalef32_*").
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from k3port.testing.amd_isa.build import Builder, Family, Target
 from k3port.testing.amd_isa.core import M32, Array, Step, bc, f16, f32, f64, i32, u32
 from k3port.testing.amd_isa.dpp_sdwa import SDWA_MODIFIERS, sdwa_source
 from k3port.testing.amd_isa.formats import BF8_OCP, FP4, FP8_OCP, MiniFloat, f16_bits, f32_to_bf16, pack16
+from k3port.testing.amd_isa.mode import saturated16
 from k3port.testing.amd_isa.operands import raw32, reader
 from k3port.testing.amd_isa.text import Instruction
 from k3port.testing.amd_isa.wave import Wave
@@ -62,7 +64,7 @@ def _from_f32(flavour: Flavour, target: Target, inst: Instruction) -> Step:
     upper = bool(sel and sel[-1])
 
     def step(w: Wave) -> None:
-        v = fmt.enc(bc(a(w)), False) | (fmt.enc(bc(b(w)), False) << u32(8))
+        v = fmt.enc(bc(a(w)), w.saturates) | (fmt.enc(bc(b(w)), w.saturates) << u32(8))
         old = w.V[dst]
         w.put(dst, (old & u32(0xFFFF)) | (v << u32(16)) if upper else (old & u32(0xFFFF0000)) | v)
 
@@ -93,7 +95,10 @@ def _unscale(to: str, frm: str, packed: bool, target: Target, inst: Instruction)
         elif to == "bf16":
             w.put(dst, pack16(f32_to_bf16(a), f32_to_bf16(b)))
         else:
-            w.put(dst, pack16(f16_bits(a.astype(f16)), f16_bits(b.astype(f16))))
+            h, k = a.astype(f16), b.astype(f16)
+            if w.saturates:
+                h, k = saturated16(h, [a]), saturated16(k, [b])
+            w.put(dst, pack16(f16_bits(h), f16_bits(k)))
 
     return step
 

@@ -101,7 +101,7 @@ class Instruction:
         self.mods: dict[str, str] = {}
         self.raw: list[str] = []
         for piece in split_operands(rest.strip()):
-            words = re.findall(r"\S+\([^)]*\)|\S+\[[^\]]*\]|\S+", piece)
+            words = re.findall(r"\S+\([^)]*\)|\S+\[[^\]]*\]\|?|\S+", piece)
             self.raw.append(words[0])
             for word in words[1:]:
                 key, _, value = word.partition(":")
@@ -189,7 +189,8 @@ def parse_kernel(text: str, name: str | None = None) -> KernelText:
             labels[m[1]] = len(instructions)
         elif line.startswith(".loc"):
             _, number, row = line.split()[:3]
-            source = f"{files.get(number, 'line')}:{row}"
+            if row != "0":  # line 0 is code of the compiler's own: it stays with the line before
+                source = f"{files.get(number, 'line')}:{row}"
         elif not line.startswith("."):
             instructions.append(Instruction(" ".join(line.split(None, 1)), source))
     return KernelText(name, instructions, labels, settings, _arguments(text))

@@ -90,14 +90,15 @@ def stored_bytes(w: Wave, i: int, m: np.ndarray, nb: int, upper: bool = False) -
     return x.view(u8).reshape(-1, 4 * n)[:, :nb]
 
 
-def copy_to_lds(w: Wave, m: np.ndarray, data: np.ndarray, offset: int) -> None:
+def copy_to_lds(w: Wave, m: np.ndarray, data: np.ndarray, offset: int, convert: Convert | None) -> None:
     """A direct-to-LDS load: lane ``l`` writes at ``M0 + offset + l * bytes``, when the s_waitcnt that covers it runs.
 
-    The race check sees it twice: when it is issued, against readers, and when it lands.
+    A byte or half word is extended to a dword first, as for a register. The race check sees the copy twice: when it is
+    issued, against readers, and when it lands.
     """
-    size = data.shape[1]
-    if size < 4:
-        data = np.concatenate([data, np.zeros((len(data), 4 - size), u8)], 1)
-    a = (w.r32(M0) & 0xFFFFF) + offset + LANES[m] * size
+    if convert is not None:
+        x = np.ascontiguousarray(data).view(u8 if data.shape[1] == 1 else u16)[:, 0]
+        data = np.ascontiguousarray(convert(x, np.zeros(len(x), u32))).view(u8).reshape(-1, 4)
+    a = (w.r32(M0) & 0xFFFFF) + offset + LANES[m] * data.shape[1]
     w.lds.announce(w, a, data.shape[1])
     w.vmq[-1] = lambda: w.lds.store(w, a, data)

@@ -15,12 +15,14 @@ import numpy as np
 from k3port.testing.amd_isa.build import Builder, Target
 from k3port.testing.amd_isa.core import M32, NUMPY_TYPES, WIDE, Array, EmuError, Reader, Step, f32, f64, i32, i64, u32
 from k3port.testing.amd_isa.dpp_sdwa import dpp_enabled, dpp_pattern, sdwa_merge, source
+from k3port.testing.amd_isa.mode import saturated16
 from k3port.testing.amd_isa.operands import reader, to_rows
 from k3port.testing.amd_isa.text import Instruction
 from k3port.testing.amd_isa.wave import Wave
 
 Function = Callable[..., Array]
 _FLOATS = ("f32", "f16", "f64")
+_POLES = ("v_rcp_f16", "v_rsq_f16", "v_log_f16")
 _OMOD = {("mul", "2"): 2.0, ("mul", "4"): 4.0, ("div", "2"): 0.5}
 
 
@@ -122,17 +124,21 @@ def build(entry: Entry, target: Target, inst: Instruction) -> Step:
         fn = _saturating(inst, dst)
     readers = _sources(entry, inst)
     change = _output(inst, dst)
+    pole = inst.base in _POLES
     upper = dst in ("f16", "u16", "i16") and inst.enc != "sdwa" and inst.bits("op_sel", 4, 0)[len(entry.sources)] == 1
     merge = sdwa_merge(inst)
-    dpp = inst.enc.endswith("dpp")
+    dpp, half = inst.enc.endswith("dpp"), dst == "f16"
     if not (upper or merge or dpp or change):
-        return _plain(fn, readers, dst, row)
+        return _half(fn, readers, row, pole) if dst == "f16" else _plain(fn, readers, dst, row)
     mask: Callable[[Wave], np.ndarray] | None = None
     if dpp:
         readers[0], mask = _dpp(entry, inst)
 
     def step(w: Wave) -> None:
-        r = fn(*[get(w) for get in readers])
+        args = [get(w) for get in readers]
+        r = fn(*args)
+        if half and w.saturates:
+            r = saturated16(r, args, pole)
         rows = to_rows(r if change is None else change(r), dst)
         if upper:
             rows = [(w.V[row] & u32(0xFFFF)) | (rows[0] << u32(16))]
@@ -141,6 +147,17 @@ def build(entry: Entry, target: Target, inst: Instruction) -> Step:
         where = mask(w) if mask is not None else None
         for k, x in enumerate(rows):
             w.put(row + k, x, where)
+
+    return step
+
+
+def _half(fn: Function, readers: list[Reader], row: int, pole: bool) -> Step:
+    """An f16 result in the lower half, without detours."""
+
+    def step(w: Wave) -> None:
+        args = [get(w) for get in readers]
+        r = fn(*args)
+        w.put(row, to_rows(saturated16(r, args, pole) if w.saturates else r, "f16")[0])
 
     return step
 

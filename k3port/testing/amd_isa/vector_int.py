@@ -176,6 +176,6 @@ table("v_lshlrev_b16", "u16", "u16 u16", lambda a, b: b << (a & u16(15)))
 table("v_lshrrev_b16", "u16", "u16 u16", lambda a, b: b >> (a & u16(15)))
 table("v_ashrrev_i16", "i16", "u16 i16", lambda a, b: b >> (a & u16(15)).astype(i16))
 table("v_mad_u32_u16", "u32", "u16 u16 u32", lambda a, b, c: a.astype(u32) * b.astype(u32) + c)
-table("v_pack_b32_f16", "u32", "u16 u16", pack16)
+table("v_pack_b32_f16", "u32", "f16 f16", lambda a, b: pack16(a.view(u16), b.view(u16)))
 
 FAMILY = Family("vector integers", table.opcodes(), DPP_MODIFIERS | SDWA_MODIFIERS | {"clamp", "op_sel"})

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from k3port.testing.amd_isa.core import M32, M64, WAVE_SIZE, f32, int2mask, u8, u32
+from k3port.testing.amd_isa.mode import FP16_OVFL
 
 if TYPE_CHECKING:
     from k3port.testing.amd_isa.memory import GlobalMemory, LocalMemory
@@ -34,6 +35,7 @@ class Wave:
         "full",
         "glob",
         "lds",
+        "mode",
         "pc",
         "program",
         "scc",
@@ -49,7 +51,7 @@ class Wave:
         self.V = np.full((512, WAVE_SIZE), VECTOR_NAN, u32)
         self.VF = self.V.view(f32)
         self.S = [*user, *[SCALAR_NAN] * (128 - len(user))]
-        self.scc, self.pc, self.count = 0, 0, 0
+        self.scc, self.pc, self.count, self.mode = 0, 0, 0, program.mode
         self.set_exec(M64)
         self.scratch = np.full((WAVE_SIZE, scratch_bytes), 0xFF, u8)
         self.vmq: list[Callable[[], None] | None] = []
@@ -57,6 +59,11 @@ class Wave:
 
     def set_exec(self, x: int) -> None:
         self.ex, self.full, self.exm = x, x == M64, int2mask(x)
+
+    @property
+    def saturates(self) -> bool:
+        """FP16_OVFL of the MODE register."""
+        return bool(self.mode & FP16_OVFL)
 
     def where(self) -> str:
         return self.program.describe(self.pc)

@@ -85,7 +85,6 @@ def compare(name: str, value: torch.Tensor, expected: torch.Tensor, tolerance: f
     floor = tolerance * ABSOLUTE_SHARE
     relative = rms / size if size else rms
     peak = most / largest if largest else most
-    # A comparison with NaN is false, so NaN is a fault here as well.
     fits = rms <= tolerance * size + floor and most <= PEAK_FACTOR * tolerance * largest + floor
     if not fits and not misplaced:
         faults.append(f"{name}: relative RMS error {relative:.2e}, peak {peak:.2e}; tolerance {tolerance:.0e}")

@@ -18,7 +18,7 @@ from k3port.ops.moe import RouterParams
 from k3port.ops.moe_weights import StoredExperts
 from k3port.ops.table import OpTable
 from k3port.oracle.spec import KernelSpec, OpQuery
-from k3port.runtime.binding import load_object
+from k3port.runtime.binding import load_kernel
 from k3port.testing.contract.measure import plain_error
 
 Op = Callable[..., Any]
@@ -123,7 +123,7 @@ def build_kernel(spec: KernelSpec, kernels: Iterable[KernelSpec], phase: Phase |
     Args:
         kernels: where the parts are looked up.
     """
-    function = load_object(spec.load)
+    function = load_kernel(spec)
     if not spec.parts:
         return function
     phase = phase or (spec.phases[0] if spec.phases else None)

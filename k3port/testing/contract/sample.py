@@ -11,7 +11,7 @@ import torch
 from k3port.ops.catalog import Phase
 from k3port.ops.contract import Contract, Sample, cloned, resolve_path
 from k3port.oracle.spec import KernelSpec
-from k3port.runtime.binding import load_object
+from k3port.runtime.binding import load_kernel
 from k3port.testing.contract.measure import PLAIN_FACTOR, OutputError, compare, same_bits
 from k3port.testing.contract.memory import Guards, count_unwritten, poisoned_memory
 from k3port.testing.contract.reference import (
@@ -23,6 +23,7 @@ from k3port.testing.contract.reference import (
     sample_phase,
 )
 from k3port.testing.contract.variants import Variant, moved, placed, tensors
+from k3port.testing.kernel_code import said
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def check_sample(
     function = build_kernel(spec, kernels, phase)
     args = moved(dict(sample.args), device)
     if spec.pack:
-        args |= {name: load_object(spec.pack)(cloned(args[name]), dtype) for name in contract.packed}
+        args |= {name: load_kernel(spec, spec.pack)(cloned(args[name]), dtype) for name in contract.packed}
     outer = Guards()
     args = placed(args, contract.inputs, variant, outer)
     before = cloned(args)
@@ -103,7 +104,7 @@ def check_sample(
         # On a GPU this waits for the kernel, so that its errors appear here.
         faults += outer.faults() + inner.faults()
     except Exception as exc:
-        faults.append(f"its predicates admit this call, but it raised {type(exc).__name__}: {exc}")
+        faults.append(f"its predicates admit this call, but it raised {said(exc)}")
         return report()
     if len(outputs) != len(contract.outputs):
         faults.append(f"{len(outputs)} outputs, the contract has {list(contract.outputs)}")

@@ -6,23 +6,22 @@ so this proves that a kernel compiles and fits, not that it is right or fast.
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import triton
 
 from k3port.oracle.spec import KernelSpec
-from k3port.testing.launches import PortableLaunch
+from k3port.testing.kernel_code import PART_S
 from k3port.testing.production import TPS
-from k3port.testing.subject import is_triton
+from k3port.testing.subject import triton_kernels
 from k3port.testing.targets import TARGETS, platform_target, shared_limit
 from k3port.testing.xcompile.cache import Cache, default_cache_dir
-from k3port.testing.xcompile.compiler import Compiled, compile_launch, compile_portable
+from k3port.testing.xcompile.compiler import Compiled
 from k3port.testing.xcompile.jobs import Job, gather
 from k3port.testing.xcompile.report import CompileReport, CompileRow
+from k3port.testing.xcompile.workers import compile_jobs
 
 __all__ = [
     "TPS",
@@ -35,14 +34,6 @@ __all__ = [
 ]
 
 
-CRASHED = "the compiler crashed and took its process with it"
-
-
-def triton_kernels(specs: Iterable[KernelSpec]) -> tuple[KernelSpec, ...]:
-    """The built kernels whose records ask for Triton; a composite's parts are kernels of their own."""
-    return tuple(spec for spec in specs if spec.is_built and not spec.parts and is_triton(spec))
-
-
 def compile_kernel(
     spec: KernelSpec,
     *,
@@ -51,9 +42,12 @@ def compile_kernel(
     all_configs: bool = False,
     jobs: int = 2,
     cache_dir: Path | None = None,
+    timeout_s: float = PART_S,
 ) -> CompileReport:
     """Compiles one kernel: see :func:`compile_all`."""
-    return compile_all([spec], targets=targets, tps=tps, all_configs=all_configs, jobs=jobs, cache_dir=cache_dir)
+    return compile_all(
+        [spec], targets=targets, tps=tps, all_configs=all_configs, jobs=jobs, cache_dir=cache_dir, timeout_s=timeout_s
+    )
 
 
 def compile_all(
@@ -64,6 +58,7 @@ def compile_all(
     all_configs: bool = False,
     jobs: int = 2,
     cache_dir: Path | None = None,
+    timeout_s: float = PART_S,
 ) -> CompileReport:
     """Compiles every launch that kernels make at production shapes of the published Kimi K3.
 
@@ -74,7 +69,8 @@ def compile_all(
         all_configs: every tuned configuration that fits architecture and sizes, and every one of an autotuner, instead
             of the chosen one.
         jobs: processes that compile; 1 compiles here.
-        cache_dir: None takes :func:`default_cache_dir`.
+        cache_dir: None takes :func:`default_cache_dir`. Where it cannot be written, a note on stderr says so.
+        timeout_s: seconds for the host code of one kernel.
 
     Raises:
         ValueError: an unknown target, a kernel without adapter, a composite, or fewer than one job.
@@ -89,7 +85,7 @@ def compile_all(
     for target in targets:
         platform_target(target)
     cache = Cache(cache_dir or default_cache_dir())
-    gathered = [gather(spec, targets, tps, all_configs=all_configs) for spec in specs]
+    gathered = [gather(spec, targets, tps, all_configs=all_configs, timeout_s=timeout_s) for spec in specs]
     found = [job for one in gathered for job in one.jobs]
     ready: dict[str, Compiled] = {}
     missing: dict[str, Job] = {}
@@ -100,14 +96,18 @@ def compile_all(
                 missing[job.key] = job
             else:
                 ready[job.key] = old
-    for key, compiled in _compile(missing, jobs):
-        # A process that died may have been killed for want of memory: that is not kept.
-        if compiled.error != CRASHED:
-            cache.put(key, compiled)
+    kept = True
+    for key, compiled in compile_jobs(missing, jobs):
+        if compiled.lasting and kept:
+            try:
+                cache.put(key, compiled)
+            except OSError as exc:
+                kept = False
+                print(f"note: compiled code is not kept: {cache.folder}: {exc.strerror or exc}", file=sys.stderr)
         ready[key] = compiled
     return CompileReport(
         rows=tuple(_row(job, ready, job.key not in missing) for job in found),
-        silent=tuple(s.name for s, one in zip(specs, gathered, strict=True) if not one.launched and not one.jobs),
+        silent=tuple(text for one in gathered for text in one.silent),
         left_out=tuple(text for one in gathered for text in one.left_out),
         triton=triton.__version__,
     )
@@ -126,37 +126,3 @@ def _row(job: Job, ready: dict[str, Compiled], cached: bool) -> CompileRow:
         limit=shared_limit(job.target) if job.target else 0,
         cached=cached and job.launch is not None,
     )
-
-
-def _compile(missing: dict[str, Job], jobs: int) -> Iterator[tuple[str, Compiled]]:
-    """Compiles in fresh processes; here what they could not import, or where one process is asked for."""
-    sendable: dict[str, PortableLaunch] = {}
-    for key, job in missing.items():
-        assert job.launch is not None
-        try:
-            if jobs > 1:
-                sendable[key] = PortableLaunch.of(job.launch)
-        except ValueError:
-            pass
-        if key not in sendable:
-            yield key, compile_launch(job.launch)
-    if not sendable:
-        return
-    # Spawned: a fork would copy Triton's and torch's threads in an unknown state.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(sendable)), mp_context=context) as pool:
-        futures = {key: pool.submit(compile_portable, launch) for key, launch in sendable.items()}
-        for key, future in futures.items():
-            try:
-                found = future.result()
-            except BrokenProcessPool:
-                break
-            del sendable[key]
-            yield key, found
-    # A compiler that crashes takes its process with it: one process per launch tells which one it was.
-    for key, launch in sendable.items():
-        with ProcessPoolExecutor(1, mp_context=context) as pool:
-            try:
-                yield key, pool.submit(compile_portable, launch).result()
-            except BrokenProcessPool:
-                yield key, Compiled(CRASHED, (), 0, 0, None, 0.0)

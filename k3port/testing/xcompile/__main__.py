@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
 import time
 from pathlib import Path
@@ -27,10 +28,11 @@ def main(arguments: list[str] | None = None) -> int:
     start = time.perf_counter()
     kernels = triton_kernels(make_registry().kernels)
     if args.kernel:
-        unknown = set(args.kernel) - {spec.name for spec in kernels}
-        if unknown:
-            known = ", ".join(spec.name for spec in kernels)
-            parser.error(f"no built Triton kernel {', '.join(sorted(unknown))}; there are: {known}")
+        known = [spec.name for spec in kernels]
+        if unknown := sorted(set(args.kernel) - set(known)):
+            near = [name for text in unknown for name in difflib.get_close_matches(text, known, n=1)]
+            more = f"did you mean {', '.join(near)}?" if near else f"there are: {', '.join(known)}"
+            parser.error(f"no built Triton kernel {', '.join(unknown)}; {more}")
         kernels = tuple(spec for spec in kernels if spec.name in args.kernel)
     report = compile_all(
         kernels,
@@ -43,7 +45,11 @@ def main(arguments: list[str] | None = None) -> int:
     print("\n".join(report.lines()))
     print(f"\n{len(kernels)} kernels in {time.perf_counter() - start:.0f} s; nothing was run.")
     if args.json:
-        args.json.write_text(report.to_json() + "\n", encoding="utf-8")
+        try:
+            args.json.write_text(report.to_json() + "\n", encoding="utf-8")
+        except OSError as exc:
+            print(f"{parser.prog}: error: cannot write {args.json}: {exc.strerror or exc}", file=sys.stderr)
+            return 1
     return 1 if report.faults else 0
 
 

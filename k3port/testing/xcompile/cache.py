@@ -7,6 +7,7 @@ import json
 import os
 import tempfile
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import triton
@@ -15,10 +16,20 @@ from triton.runtime.jit import JITFunction
 
 from k3port.settings import get_environment
 from k3port.testing.launches import Launch
+from k3port.testing.xcompile import compiler, compute_units, measure
 from k3port.testing.xcompile.compiler import Compiled
 
-RECORD_VERSION = 1
-"""Part of every key: raised when the records hold something else, or measure it in another way."""
+
+def source_hash(*modules: ModuleType) -> str:
+    """A hash of the source files of some modules."""
+    found = hashlib.sha256()
+    for module in modules:
+        found.update(Path(str(module.__file__)).read_bytes())
+    return found.hexdigest()
+
+
+RECORD_VERSION = source_hash(compiler, measure, compute_units)
+"""Part of every key: whatever says what the records hold, and how it is measured."""
 
 
 def default_cache_dir() -> Path:
@@ -68,8 +79,14 @@ class Cache:
         file = self._file(key)
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".tmp", delete=False, encoding="utf-8") as stream:
-            json.dump(found.to_dict(), stream)
-        os.replace(stream.name, file)
+            try:
+                json.dump(found.to_dict(), stream)
+                stream.close()
+                os.replace(stream.name, file)
+            except BaseException:
+                # A full disk, or an interrupt: no half a file stays behind.
+                Path(stream.name).unlink(missing_ok=True)
+                raise
 
     def _file(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.json"

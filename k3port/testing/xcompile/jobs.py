@@ -11,6 +11,7 @@ from k3port.backends.portable.launch import Config, entries, force_config
 from k3port.oracle.predicates import reject
 from k3port.oracle.spec import KernelSpec
 from k3port.runtime.binding import load_object
+from k3port.testing.kernel_code import CASE_S, FINDINGS, PART_S, Budget, TookTooLong, said
 from k3port.testing.launches import Launch, Recording, record
 from k3port.testing.production import Call, NoProductionCall, production_calls
 from k3port.testing.targets import platform_target
@@ -37,51 +38,65 @@ class Job:
 
 @dataclass
 class Gathered:
-    """All jobs of one kernel; ``left_out`` says which calls its record refuses."""
+    """All jobs of one kernel.
+
+    ``left_out`` says which calls its record refuses, ``silent`` where it was called and launched nothing.
+    """
 
     jobs: list[Job] = field(default_factory=list)
     left_out: dict[str, None] = field(default_factory=dict)
-    launched: bool = False
+    silent: list[str] = field(default_factory=list)
 
 
-def gather(spec: KernelSpec, targets: Sequence[str], tps: Sequence[int], *, all_configs: bool) -> Gathered:
+def gather(
+    spec: KernelSpec,
+    targets: Sequence[str],
+    tps: Sequence[int],
+    *,
+    all_configs: bool,
+    timeout_s: float = PART_S,
+) -> Gathered:
     """Makes every production call of a kernel under a recorder; equal launches become one job.
 
     Without ``all_configs``, a call that is not a main one is made for the first target that takes it only: what may go
-    wrong there is how Triton specialises arguments, which does not depend on the target.
+    wrong there is how Triton specialises arguments, which does not depend on the target. A call of host code may take
+    :data:`CASE_S` seconds, all of them ``timeout_s``; three that do not end are enough to know.
     """
     found = Gathered()
+    budget = Budget(CASE_S, timeout_s)
     for tp in tps:
         try:
             function, calls = load_object(spec.load), list(production_calls(spec, tp))
         except NoProductionCall as exc:
             found.jobs.append(Job(spec.name, "", tp, CHOSEN, None, str(exc), cases=["production calls"]))
             continue
-        except Exception as exc:  # an import that fails is a finding as well
-            found.jobs.append(Job(spec.name, "", tp, CHOSEN, None, _said(exc), cases=["loading"]))
+        except FINDINGS as exc:  # an import that fails is a finding as well
+            found.jobs.append(Job(spec.name, "", tp, CHOSEN, None, said(exc), cases=["loading"]))
             continue
         done: set[int] = set()
         for target in targets:
             known: dict[tuple[str, str], Job] = {}
+            called = False
             for number, call in enumerate(calls):
                 if (refused := _refusal(spec, call, target)) is not None:
                     found.left_out[f"{spec.name} on {target}, tp {tp}: {refused}"] = None
                     continue
                 if not (all_configs or call.main) and number in done:
                     continue
+                if budget.over:
+                    # Whatever used it up is a fault with its call; hundreds of equal ones would take hours.
+                    return found
                 done.add(number)
-                for job in _jobs(spec, function, call, target, tp, all_configs):
-                    found.launched |= job.launch is not None
+                called = True
+                for job in _jobs(spec, function, call, target, tp, all_configs, budget):
                     first = known.setdefault((job.config, job.key or job.error), job)
                     if first is job:
                         found.jobs.append(job)
                     elif call.name not in first.cases:
                         first.cases.append(call.name)
+            if called and not known:
+                found.silent.append(f"{spec.name} on {target}, tp {tp}")
     return found
-
-
-def _said(exc: Exception) -> str:
-    return f"{type(exc).__name__}: {exc}"
 
 
 def _refusal(spec: KernelSpec, call: Call, target: str) -> str | None:
@@ -90,7 +105,13 @@ def _refusal(spec: KernelSpec, call: Call, target: str) -> str | None:
 
 
 def _jobs(
-    spec: KernelSpec, function: Callable[..., Any], call: Call, target: str, tp: int, all_configs: bool
+    spec: KernelSpec,
+    function: Callable[..., Any],
+    call: Call,
+    target: str,
+    tp: int,
+    all_configs: bool,
+    budget: Budget,
 ) -> Iterator[Job]:
     """The launches of one call: with the configuration that it takes by itself, then with each that it could take."""
     waiting: list[tuple[str, tuple[str, Config] | None]] = [(CHOSEN, None)]
@@ -98,10 +119,11 @@ def _jobs(
         label, forced = waiting.pop(0)
         with record(target, every_autotuned=all_configs) as recording:
             try:
-                with nullcontext() if forced is None else force_config(*forced):
+                with nullcontext() if forced is None else force_config(*forced), budget.case():
                     function(**call.args)
-            except Exception as exc:  # whatever the host code raises is a finding
-                yield Job(spec.name, target, tp, label, None, _said(exc), cases=[call.name])
+            except FINDINGS as exc:  # whatever the host code raises is a finding
+                what = "its host code " if isinstance(exc, TookTooLong) else ""
+                yield Job(spec.name, target, tp, label, None, f"{what}{said(exc)}", cases=[call.name])
         for launch in recording.launches:
             name = f"{label}, {launch.autotuned}" if launch.autotuned and all_configs else label
             yield Job(spec.name, target, tp, name, launch, key=cache_key(launch), cases=[call.name])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from k3port.testing.xcompile.compute_units import waves_per_simd
@@ -35,6 +35,24 @@ class Resources:
     waves: int = 0
     matrix: Mapping[str, int] = field(default_factory=dict)
     loads: Mapping[str, int] = field(default_factory=dict)
+
+
+_DOT = re.compile(r"= tt\.dot .*: tensor<[\dx]*x(f8\w+)[^>]*> \* tensor<[\dx]*x(f8\w+)")
+_FP8_MATRIX = re.compile(r"fp8|bf8|f8f6f4|e4m3|e5m2|kind::\w*f8")
+
+
+def widened(ir: str, matrix: Iterable[str]) -> tuple[str, ...]:
+    """Kinds of 8-bit floats that ``tl.dot`` multiplies in Triton's IR, where the machine code does so in another type.
+
+    The compiler does it without a word where the target has no matrix instruction for this flavour: the numbers are
+    right, and neither speed nor memory is that of fp8.
+
+    Args:
+        ir: ``asm["ttir"]``.
+        matrix: kinds of matrix instructions in the code; a product without any is widened too.
+    """
+    asked = dict.fromkeys(" x ".join(dict.fromkeys(match.groups())) for match in _DOT.finditer(ir))
+    return () if any(_FP8_MATRIX.search(kind) for kind in matrix) else tuple(asked)
 
 
 _METADATA = re.compile(r"\.amdgpu_metadata(.*?)\.end_amdgpu_metadata", re.DOTALL)

@@ -11,7 +11,7 @@ from typing import Any
 from k3port.testing.xcompile.compiler import Compiled
 from k3port.testing.xcompile.measure import Resources
 
-REPORT_VERSION = 1
+REPORT_VERSION = 2
 CHOSEN = "chosen"
 """Name of the configuration that a launch takes by itself."""
 
@@ -67,7 +67,13 @@ class CompileRow:
         found = [text for text in (self.error, self.compiled.error if self.compiled else "") if text]
         if self.shared > self.limit:
             found.append(f"{self.shared} bytes of shared memory, the limit of {self.target} is {self.limit}")
-        found += [f"warning about fp8: {text}" for text in self.warnings if "fp8" in text.lower()]
+        said = [f"warning about fp8: {text}" for text in self.warnings if "fp8" in text.lower()]
+        found += said
+        if not said and self.compiled is not None:
+            found += [
+                f"tl.dot of {kind}: {self.target} has no matrix instruction for this flavour here; it is widened"
+                for kind in self.compiled.widened
+            ]
         return tuple(found)
 
     @property
@@ -80,7 +86,7 @@ class CompileReport:
     """All rows.
 
     Attributes:
-        silent: kernels that launched nothing in Triton.
+        silent: ``kernel on target, tp n`` where its host code was called and launched nothing in Triton.
         left_out: ``kernel on target, tp n: reason`` where the kernel's own record refuses the call.
         triton: version of Triton.
     """
@@ -142,7 +148,7 @@ class CompileReport:
         if nvidia:
             lines += ["", *_table(NVIDIA_HEAD, map(_nvidia_cells, nvidia))]
         if self.silent:
-            lines += ["", f"No Triton launch: {', '.join(self.silent)}."]
+            lines += ["", f"No Triton launch: {'; '.join(self.silent)}."]
         if self.left_out:
             lines += ["", "Left out, the record refuses the call:", "", *(f"- {text}" for text in self.left_out)]
         return lines
