@@ -20,7 +20,7 @@ def spec_faults(spec: KernelSpec) -> list[str]:
 
 
 _TEXT = ("name", "op", "load", "doc", "pack", "rounds", "numerics", "source")
-_FLAGS = ("fallback", "graph_safe", "deterministic")
+_FLAGS = ("fallback", "graph_safe", "deterministic", "records_drafts")
 _FUNCTIONS = ("check", "padding", "workspace_bytes", "note")
 
 

@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 
 from k3port.ops.catalog import OPS, Phase
-from k3port.ops.contract import Contract, Sample, cloned, resolve_path, upcast
+from k3port.ops.contract import Contract, Sample, cloned, mutated, resolve_path, upcast
 from k3port.ops.moe import RouterParams
 from k3port.ops.moe_weights import StoredExperts
 from k3port.ops.table import OpTable
@@ -57,7 +57,7 @@ def contract_samples(contract: Contract, dtype: torch.dtype) -> list[Sample]:
     samples = contract.samples(dtype, torch.Generator().manual_seed(SEED))
     if dtype != torch.float64:
         return list(samples)
-    return [Sample(s.name, upcast(s.args), s.adversarial) for s in samples]
+    return [dataclasses.replace(s, args=upcast(s.args)) for s in samples]
 
 
 def sample_phase(contract: Contract, sample: Sample) -> Phase | None:
@@ -67,7 +67,7 @@ def sample_phase(contract: Contract, sample: Sample) -> Phase | None:
     return contract.phase or sample.args["segment"].phase
 
 
-_STATE_FIELDS = {"kda_core": "state", "kda": "state.recurrent"}
+_STATE_FIELDS = {"kda_core": "state", "kda": "state.recurrent", "kda_commit": "state.recurrent"}
 """Where an op keeps the recurrent state; its dtype is chosen apart from that of the activations."""
 
 
@@ -114,7 +114,7 @@ def fitted(contract: Contract, sample: Sample, spec: KernelSpec) -> Sample:
     narrow = state.to(getattr(torch, allowed[0]))
     head, _, field = path.partition(".")
     value = dataclasses.replace(sample.args[head], **{field: narrow}) if field else narrow
-    return Sample(sample.name, {**sample.args, head: value}, sample.adversarial)
+    return dataclasses.replace(sample, args={**sample.args, head: value})
 
 
 def build_kernel(spec: KernelSpec, kernels: Iterable[KernelSpec], phase: Phase | None = None) -> Op:
@@ -160,7 +160,7 @@ def expect(contract: Contract, sample: Sample, dtype: torch.dtype) -> Expected:
         wide = upcast(sample.args)
         outputs = as_tuple(contract.reference(**wide))
         narrow = as_tuple(contract.reference(**narrow_args))
-    updated = {path: resolve_path(wide, path) for path in contract.mutates}
+    updated, in_dtype = mutated(contract, wide), mutated(contract, narrow_args)
     plain = {n: plain_error(a, b) for n, a, b in zip(contract.outputs, narrow, outputs, strict=False)}
-    plain |= {path: plain_error(resolve_path(narrow_args, path), wanted) for path, wanted in updated.items()}
+    plain |= {path: plain_error(in_dtype[path], wanted) for path, wanted in updated.items()}
     return Expected(outputs, updated, tuple((t.shape, t.dtype) for t in narrow), plain)
