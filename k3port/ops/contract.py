@@ -120,11 +120,11 @@ def resolve_path(args: Mapping[str, Any], path: str) -> torch.Tensor:
 
 
 def mutated(contract: Contract, args: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """What a call updates in place, by dotted path. An optional record that the call does not have is left out."""
+    """What a call updates in place, by dotted path. An optional argument that the call lacks is left out."""
     found: dict[str, torch.Tensor] = {}
     for path in contract.mutates:
         head, *rest = path.split(".")
-        value = args[head]
+        value = args.get(head)
         for name in rest:
             value = None if value is None else getattr(value, name)
         if value is not None:

@@ -20,6 +20,12 @@ CANDIDATES = {"block_v": (8, 16, 32, 64), "num_warps": (1, 2, 4)}
 
 
 @triton.jit
+def replayed(s, k, decay, u):  # type: ignore[no-untyped-def]
+    """One step on a float32 state tile ``[V, K]`` whose written row is known."""
+    return s * decay[None, :] + u[:, None] * k[None, :]
+
+
+@triton.jit
 def kda_commit_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
     k_ptr,
@@ -58,7 +64,7 @@ def kda_commit_kernel(  # type: ignore[no-untyped-def]
         k = unit(tl.load(k_ptr + first * K + i * (H * K) + kc, mask=k_in, other=0.0).to(tl.float32))
         decay = exp2(tl.load(g_ptr + first * K + i * (H * K) + kc, mask=k_in, other=0.0) * LOG2E)
         u = tl.load(u_ptr + first * V + i * (H * V) + vc, mask=v_in, other=0.0)
-        s = s * decay[None, :] + u[:, None] * k[None, :]
+        s = replayed(s, k, decay, u)
     # A number may lie in several warps: all must have read it before one writes.
     tl.debug_barrier()
     tl.store(state, cast(s, state_ptr.dtype.element_ty), mask=mask)
