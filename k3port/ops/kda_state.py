@@ -35,9 +35,9 @@ class KdaDrafts:
     """What a step that verifies drafts leaves for :func:`k3port.ops.kda_commit.kda_commit`, per layer and state slot.
 
     In the activation dtype ``x`` ``[S, N, 3P]``, raw inputs of the convolution, and ``k`` ``[S, N, H, K]``, keys after
-    it, not yet normalised; float32 ``g`` ``[S, N, H, K]`` log decays and ``u`` ``[S, N, H, V]`` written rows; N =
-    :data:`~k3port.ops.segment.MAX_DRAFT`. Row i belongs to the i-th token of the request; rows behind its last token
-    hold anything.
+    it, not yet normalised; float32 ``g`` ``[S, N, H, K]`` log decays and ``u`` ``[S, N, H, V]`` written rows; N
+    is at most :data:`~k3port.ops.segment.MAX_DRAFT`. Row i belongs to the i-th token of the request; rows behind its
+    last token hold anything.
     """
 
     x: torch.Tensor
@@ -61,13 +61,13 @@ class KdaState:
     drafts: KdaDrafts | None = None
 
 
-def empty_drafts(state: KdaState) -> KdaDrafts:
-    """A record of the right size for all slots of a state. Its numbers are not set."""
+def empty_drafts(state: KdaState, tokens: int = MAX_DRAFT) -> KdaDrafts:
+    """A record for all slots of a state and up to ``tokens`` tokens per request. Its numbers are not set."""
     slots, heads, value_dim, key_dim = state.recurrent.shape
     wide = torch.promote_types(state.recurrent.dtype, torch.float32)
 
     def rows(*sizes: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty((slots, MAX_DRAFT, *sizes), dtype=dtype, device=state.conv.device)
+        return torch.empty((slots, tokens, *sizes), dtype=dtype, device=state.conv.device)
 
     return KdaDrafts(
         x=rows(state.conv.shape[2], dtype=state.conv.dtype),
@@ -81,12 +81,17 @@ def required_record(segment: Segment, drafts: KdaDrafts | None) -> KdaDrafts | N
     """The record where the segment verifies drafts, else None.
 
     Raises:
-        ValueError: the segment verifies drafts and there is no record: a rejected draft could not be taken back.
+        ValueError: the segment verifies drafts and there is no record, or one with too few rows: a rejected draft could
+            not be taken back.
     """
     if not segment.draft:
         return None
     if drafts is None:
         raise ValueError("drafts are verified with a record of them: pass KdaState.drafts, see empty_drafts")
+    if max(segment.lengths, default=0) > drafts.k.shape[1]:
+        raise ValueError(
+            f"the record holds {drafts.k.shape[1]} tokens per request, the segment has up to {max(segment.lengths)}"
+        )
     return drafts
 
 

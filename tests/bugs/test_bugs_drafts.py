@@ -66,6 +66,9 @@ def test_b75_no_kernel_verifies_without_a_record(verify: Op) -> None:
     before = cloned(args["state"])
     with pytest.raises(ValueError, match="drafts are verified with a record of them"):
         verify(**{**args, "state": replace(args["state"], drafts=None)})
+    short = replace(args["state"], drafts=empty_drafts(args["state"], 1))
+    with pytest.raises(ValueError, match="the record holds 1 tokens per request, the segment has up to 2"):
+        verify(**{**args, "state": short})
     assert torch.equal(args["state"].recurrent, before.recurrent)
 
 
