@@ -7,7 +7,6 @@ AMD machine code in emulation; and what the samples notice of dropped instructio
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from k3port.oracle.profile import Profile, load_profiles
 from k3port.oracle.spec import KernelSpec
 from k3port.plugins import Registry
 from k3port.runtime.platforms import find_profile
+from k3port.testing.bench.machine import package_version
 from k3port.testing.subject import DTYPES, is_triton, runs_on_cpu
 from k3port.testing.suite import SuiteReport, run_suite
 from k3port.testing.targets import ISAS, TARGETS
@@ -261,11 +261,7 @@ def _versions(spec: KernelSpec) -> dict[str, str]:
 
     names = dict.fromkeys(("triton", *(Requirement(text).name for text in spec.requires.packages)))
     found = {"k3port": __version__, "Python": platform.python_version(), "PyTorch": torch.__version__}
-    for name in names:
-        try:
-            found["Triton" if name == "triton" else name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    found |= {"Triton" if name == "triton" else name: version for name in names if (version := package_version(name))}
     return found
 
 

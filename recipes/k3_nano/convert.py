@@ -103,8 +103,15 @@ def from_html(data: bytes) -> str:
         root = html.document_fromstring(data, parser=html.HTMLParser(encoding="utf-8", remove_comments=True))
     except (etree.ParserError, ValueError):
         return ""
-    for query in ('.//*[@role="main"]', './/main', './/div[@class="body"]', './/article', './/div[@id="content"]',
-                  './/section[@id="main-content"]', './/div[@id="page-content"]'):
+    for query in (
+        './/*[@role="main"]',
+        ".//main",
+        './/div[@class="body"]',
+        ".//article",
+        './/div[@id="content"]',
+        './/section[@id="main-content"]',
+        './/div[@id="page-content"]',
+    ):
         found = root.findall(query)
         if found:
             return tree_text(found[0])

@@ -22,13 +22,33 @@ HERE = Path(__file__).resolve().parent
 SEPARATOR = "\0"
 HELDOUT_SHARE = 0.02
 MIN_DOCUMENT = 400
-PLAIN = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": "-", "\u2014": " - ",
-                       "\u2026": "...", "\u00ad": None, "\u200b": None, "\ufeff": None, "\u2010": "-", "\u2011": "-",
-                       "\u2212": "-", "\u2022": "-", "\u00a0": " ", "\ufffd": None, "\0": None})
+PLAIN = str.maketrans(
+    {
+        "\u2018": "'",
+        "\u2019": "'",
+        "\u201c": '"',
+        "\u201d": '"',
+        "\u2013": "-",
+        "\u2014": " - ",
+        "\u2026": "...",
+        "\u00ad": None,
+        "\u200b": None,
+        "\ufeff": None,
+        "\u2010": "-",
+        "\u2011": "-",
+        "\u2212": "-",
+        "\u2022": "-",
+        "\u00a0": " ",
+        "\ufffd": None,
+        "\0": None,
+    }
+)
 LICENCE = re.compile(
     r"permission is (hereby )?granted|without warranty|as is\W|all rights reserved|redistribution and use"
     r"|licensed under|copyright (\(c\)|©|\d{4})|free software foundation|under the terms of|license, version"
-    r"|^copyright\b", re.IGNORECASE)
+    r"|^copyright\b",
+    re.IGNORECASE,
+)
 DEBRIS = re.compile(
     r"^(- )?((prev(ious)?|next|up|home|top|contents|index|table of contents|search|navigation|note"
     r"|available languages)\b.{0,60}$|go to the (first|previous)|\[ ?(prev|up|next|top|contents)"
@@ -36,7 +56,8 @@ DEBRIS = re.compile(
     r"|created using sphinx|built with|submit correction|if you see anything in the doc|home page|source code:"
     r"|updated: \d|main configuration \[|small\. fast\. reliable|class signature$|expand description$|run$|see the vcl"
     r"|the resulting type after applying|performs the \S+ operation|\[?\d+\]?\.?$|[-*.]$|\(?<?none>?\)?$)",
-    re.IGNORECASE)
+    re.IGNORECASE,
+)
 
 
 def digest(text: str, size: int = 12) -> bytes:
@@ -95,9 +116,9 @@ def load_package(job: tuple[Source, str]) -> list[tuple[str, str, list[str]]]:
     source, root = job
     include, exclude = re.compile(source.include), re.compile(source.exclude)
     paths = [p for p in sorted(Path(root).rglob("*")) if p.is_file() and not p.is_symlink()]
-    chosen = [p for p in paths if include.search(str(p)) and not exclude.search(str(p)[len(root):])]
+    chosen = [p for p in paths if include.search(str(p)) and not exclude.search(str(p)[len(root) :])]
     # A capped package gives an even sample of its files rather than the first ones of the alphabet.
-    chosen.sort(key=lambda p: digest(str(p)[len(root):]))
+    chosen.sort(key=lambda p: digest(str(p)[len(root) :]))
     found, total = [], 0
     for path in chosen:
         for number, text in sorted(enumerate(convert(path, source.kind)), key=lambda item: digest(item[1])):
@@ -105,7 +126,7 @@ def load_package(job: tuple[Source, str]) -> list[tuple[str, str, list[str]]]:
             size = sum(map(len, paragraphs))
             if size < MIN_DOCUMENT:
                 continue
-            found.append((source.package, f"{str(path)[len(root):]}#{number}", paragraphs))
+            found.append((source.package, f"{str(path)[len(root) :]}#{number}", paragraphs))
             total += size
             if total > source.cap_mb * 1e6:
                 break
@@ -167,9 +188,15 @@ def main() -> None:
         command = ["dpkg-deb", "-f", str(package), "Version"]
         version = subprocess.run(command, capture_output=True, text=True, check=True)
         entries[source.package] = {
-            "package": source.package, "version": version.stdout.strip(), "licence": source.licence,
-            "origin": "Debian 12 (bookworm), main", "file": package.name,
-            "sha256": hashlib.sha256(package.read_bytes()).hexdigest(), "documents": 0, "bytes_used": 0}
+            "package": source.package,
+            "version": version.stdout.strip(),
+            "licence": source.licence,
+            "origin": "Debian 12 (bookworm), main",
+            "file": package.name,
+            "sha256": hashlib.sha256(package.read_bytes()).hexdigest(),
+            "documents": 0,
+            "bytes_used": 0,
+        }
         jobs.append((source, str(root)))
     jobs.sort(key=lambda job: -job[0].cap_mb)
     with ProcessPoolExecutor(args.processes) as pool:

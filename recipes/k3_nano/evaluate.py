@@ -37,8 +37,9 @@ class Backend(Protocol):
     def logprobs(self, ids: Sequence[int]) -> Sequence[float]:
         """Natural log probabilities of ``ids[1:]`` given everything before."""
 
-    def sample(self, prompts: Sequence[Sequence[int]], tokens: int, temperature: float, top_p: float,
-               seed: int) -> list[list[int]]:
+    def sample(
+        self, prompts: Sequence[Sequence[int]], tokens: int, temperature: float, top_p: float, seed: int
+    ) -> list[list[int]]:
         """``tokens`` new ids for each prompt."""
 
 
@@ -57,8 +58,9 @@ class NanoBackend:
         return logp.gather(-1, tensor[:, 1:, None])[0, :, 0].tolist()
 
     @torch.no_grad()
-    def sample(self, prompts: Sequence[Sequence[int]], tokens: int, temperature: float, top_p: float,
-               seed: int) -> list[list[int]]:
+    def sample(
+        self, prompts: Sequence[Sequence[int]], tokens: int, temperature: float, top_p: float, seed: int
+    ) -> list[list[int]]:
         """See :class:`Backend`; nucleus sampling, most likely tokens first until ``top_p`` is reached."""
         generator = torch.Generator().manual_seed(seed)
         state, ids = self.model.new_state(), torch.tensor([list(p) for p in prompts])
@@ -131,8 +133,15 @@ def verbatim_share(samples: Sequence[str], train: Path) -> tuple[float, int]:
     return sum(int(seen[np.searchsorted(wanted, h)].sum()) for h in hashes) / total, total
 
 
-def draw_samples(backend: Backend, encoding: tiktoken.Encoding, texts: Sequence[str], count: int, tokens: int,
-                 temperature: float, seed: int) -> list[tuple[str, str]]:
+def draw_samples(
+    backend: Backend,
+    encoding: tiktoken.Encoding,
+    texts: Sequence[str],
+    count: int,
+    tokens: int,
+    temperature: float,
+    seed: int,
+) -> list[tuple[str, str]]:
     """(prompt, continuation): half of the prompts are the first 12 tokens of held-out documents, half only BOS."""
     starts = [[BOS, *encoding.encode_ordinary(t[:400])[:12]] for t in texts]
     starts = [s for s in starts if len(s) == 13][: count // 2]
@@ -165,8 +174,12 @@ def main() -> None:
     texts = (args.data / "heldout.txt").read_text().split("\0")[: args.limit]
     data = "\0".join(texts).encode()
     packed = subprocess.run(["xz", "-9e", "-c"], input=data, capture_output=True, check=True).stdout
-    results: dict[str, object] = {"heldout_bytes": len(data), "heldout_documents": len(texts), "context": args.context,
-                                  "xz_bits_per_byte": 8 * len(packed) / len(data)}
+    results: dict[str, object] = {
+        "heldout_bytes": len(data),
+        "heldout_documents": len(texts),
+        "context": args.context,
+        "xz_bits_per_byte": 8 * len(packed) / len(data),
+    }
     if args.backend:
         module, factory = args.backend.split(":")
         backend: Backend = getattr(importlib.import_module(module), factory)(args.checkpoint)

@@ -26,37 +26,107 @@ FLOAT32 = ("A_log", "dt_bias", "o_norm.weight", "e_score_correction_bias", "conv
 def config_json(c: Config) -> dict[str, object]:
     """The two-level ``config.json``."""
     ids = {"bos_token_id": BOS, "eos_token_id": END, "pad_token_id": RANKS + SLOTS - 1}
-    weights = {"actorder": None, "block_structure": None, "dynamic": False, "group_size": 32, "num_bits": 4,
-               "observer": "minmax", "observer_kwargs": {}, "scale_dtype": "torch.uint8", "strategy": "group",
-               "symmetric": True, "type": "float", "zp_dtype": None}
-    group = {"format": "mxfp4-pack-quantized", "input_activations": None, "output_activations": None,
-             "targets": ["Linear"], "weights": weights}
+    weights = {
+        "actorder": None,
+        "block_structure": None,
+        "dynamic": False,
+        "group_size": 32,
+        "num_bits": 4,
+        "observer": "minmax",
+        "observer_kwargs": {},
+        "scale_dtype": "torch.uint8",
+        "strategy": "group",
+        "symmetric": True,
+        "type": "float",
+        "zp_dtype": None,
+    }
+    group = {
+        "format": "mxfp4-pack-quantized",
+        "input_activations": None,
+        "output_activations": None,
+        "targets": ["Linear"],
+        "weights": weights,
+    }
     quantisation = {
-        "config_groups": {"group_0": group}, "format": "mxfp4-pack-quantized", "global_compression_ratio": None,
-        "ignore": ["re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
-                   "re:.*lm_head.*", "re:.*vision_tower.*", "re:.*mm_projector.*"],
-        "kv_cache_scheme": None, "quant_method": "compressed-tensors", "quantization_status": "compressed"}
+        "config_groups": {"group_0": group},
+        "format": "mxfp4-pack-quantized",
+        "global_compression_ratio": None,
+        "ignore": [
+            "re:.*self_attn.*",
+            "re:.*shared_experts.*",
+            "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
+            "re:.*lm_head.*",
+            "re:.*vision_tower.*",
+            "re:.*mm_projector.*",
+        ],
+        "kv_cache_scheme": None,
+        "quant_method": "compressed-tensors",
+        "quantization_status": "compressed",
+    }
     full = [i + 1 for i in range(c.layers) if i + 1 not in c.kda_layers]
     text = {
-        "architectures": ["KimiLinearForCausalLM"], "model_type": "kimi_linear", "dtype": "bfloat16",
-        "vocab_size": c.vocab, "hidden_size": c.hidden, "num_hidden_layers": c.layers,
-        "num_attention_heads": c.heads, "num_key_value_heads": c.heads, "intermediate_size": c.dense,
-        "hidden_act": "situ", "activation_situ_beta": c.beta, "activation_situ_linear_beta": c.linear_beta,
-        "rms_norm_eps": c.eps, "initializer_range": 0.02, "use_cache": True, "q_lora_rank": c.q_rank,
-        "kv_lora_rank": c.kv_rank, "qk_nope_head_dim": c.nope, "qk_rope_head_dim": c.rope, "v_head_dim": c.value,
-        "mla_use_nope": True, "mla_use_output_gate": True, "num_experts": c.experts,
-        "num_experts_per_token": c.top_k, "num_shared_experts": c.shared, "moe_intermediate_size": c.expert_width,
-        "routed_expert_hidden_size": c.latent, "latent_moe_use_norm": True, "first_k_dense_replace": 1,
-        "moe_layer_freq": 1, "moe_renormalize": True, "moe_router_activation_func": "sigmoid",
-        "num_expert_group": 1, "topk_group": 1, "topk_method": "noaux_tc", "use_grouped_topk": True,
-        "routed_scaling_factor": 1.0, "attn_res_block_size": c.block, "num_nextn_predict_layers": 0,
-        "max_position_embeddings": CONTEXT, "tie_word_embeddings": False, **ids,
-        "linear_attn_config": {"kda_layers": list(c.kda_layers), "full_attn_layers": full, "num_heads": c.heads,
-                               "head_dim": c.head_dim, "short_conv_kernel_size": c.conv,
-                               "gate_lower_bound": -5.0, "use_full_rank_gate": True},
-        "quantization_config": quantisation}
-    return {"architectures": ["KimiK3ForConditionalGeneration"], "model_type": "kimi_k3", "dtype": "bfloat16", **ids,
-            "ignore_index": -100, "tie_word_embeddings": False, "text_config": text}
+        "architectures": ["KimiLinearForCausalLM"],
+        "model_type": "kimi_linear",
+        "dtype": "bfloat16",
+        "vocab_size": c.vocab,
+        "hidden_size": c.hidden,
+        "num_hidden_layers": c.layers,
+        "num_attention_heads": c.heads,
+        "num_key_value_heads": c.heads,
+        "intermediate_size": c.dense,
+        "hidden_act": "situ",
+        "activation_situ_beta": c.beta,
+        "activation_situ_linear_beta": c.linear_beta,
+        "rms_norm_eps": c.eps,
+        "initializer_range": 0.02,
+        "use_cache": True,
+        "q_lora_rank": c.q_rank,
+        "kv_lora_rank": c.kv_rank,
+        "qk_nope_head_dim": c.nope,
+        "qk_rope_head_dim": c.rope,
+        "v_head_dim": c.value,
+        "mla_use_nope": True,
+        "mla_use_output_gate": True,
+        "num_experts": c.experts,
+        "num_experts_per_token": c.top_k,
+        "num_shared_experts": c.shared,
+        "moe_intermediate_size": c.expert_width,
+        "routed_expert_hidden_size": c.latent,
+        "latent_moe_use_norm": True,
+        "first_k_dense_replace": 1,
+        "moe_layer_freq": 1,
+        "moe_renormalize": True,
+        "moe_router_activation_func": "sigmoid",
+        "num_expert_group": 1,
+        "topk_group": 1,
+        "topk_method": "noaux_tc",
+        "use_grouped_topk": True,
+        "routed_scaling_factor": 1.0,
+        "attn_res_block_size": c.block,
+        "num_nextn_predict_layers": 0,
+        "max_position_embeddings": CONTEXT,
+        "tie_word_embeddings": False,
+        **ids,
+        "linear_attn_config": {
+            "kda_layers": list(c.kda_layers),
+            "full_attn_layers": full,
+            "num_heads": c.heads,
+            "head_dim": c.head_dim,
+            "short_conv_kernel_size": c.conv,
+            "gate_lower_bound": -5.0,
+            "use_full_rank_gate": True,
+        },
+        "quantization_config": quantisation,
+    }
+    return {
+        "architectures": ["KimiK3ForConditionalGeneration"],
+        "model_type": "kimi_k3",
+        "dtype": "bfloat16",
+        **ids,
+        "ignore_index": -100,
+        "tie_word_embeddings": False,
+        "text_config": text,
+    }
 
 
 def model_tensors(model: K3Nano) -> dict[str, torch.Tensor]:
@@ -139,9 +209,12 @@ def read_checkpoint(folder: Path, config: Config | None = None) -> K3Nano:
         elif name.endswith(".0.w1.weight_packed"):
             base = name.removesuffix("0.w1.weight_packed")
             for which in ("w1", "w2", "w3"):
-                tensors[base + which] = torch.stack([
-                    unpack(flat[f"{base}{e}.{which}.weight_packed"], flat[f"{base}{e}.{which}.weight_scale"])
-                    for e in range(config.experts)])
+                tensors[base + which] = torch.stack(
+                    [
+                        unpack(flat[f"{base}{e}.{which}.weight_packed"], flat[f"{base}{e}.{which}.weight_scale"])
+                        for e in range(config.experts)
+                    ]
+                )
     model = K3Nano(config)
     load_tensors(model, tensors)
     return model

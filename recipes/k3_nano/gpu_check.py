@@ -79,8 +79,10 @@ def speed(rows: int, length: int, quantise: bool, profile: bool) -> None:
         step()
     torch.cuda.synchronize()
     each = (time.time() - began) / 10
-    print(f"rows {rows} quantise {quantise}: first 3 steps {warm:.1f} s, then {each * 1e3:.1f} ms a step, "
-          f"{rows * length / each / 1e3:.0f} k tok/s, peak {torch.cuda.max_memory_allocated() / 1e9:.1f} GB")
+    print(
+        f"rows {rows} quantise {quantise}: first 3 steps {warm:.1f} s, then {each * 1e3:.1f} ms a step, "
+        f"{rows * length / each / 1e3:.0f} k tok/s, peak {torch.cuda.max_memory_allocated() / 1e9:.1f} GB"
+    )
     if profile:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
             step()

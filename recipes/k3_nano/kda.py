@@ -85,9 +85,20 @@ def kda(q, k, v, f, beta_logits, a_log, dt_bias, state=None, mode: str = "chunk"
         from fla.ops.kda import chunk_kda
 
         out, _ = chunk_kda(
-            q, k, v, f, beta_logits, A_log=a_log, dt_bias=dt_bias, scale=q.shape[-1] ** -0.5,
-            use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True,
-            safe_gate=True, lower_bound=LOWER_BOUND)
+            q,
+            k,
+            v,
+            f,
+            beta_logits,
+            A_log=a_log,
+            dt_bias=dt_bias,
+            scale=q.shape[-1] ** -0.5,
+            use_qk_l2norm_in_kernel=True,
+            use_gate_in_kernel=True,
+            use_beta_sigmoid_in_kernel=True,
+            safe_gate=True,
+            lower_bound=LOWER_BOUND,
+        )
         return out, None
     batch, tokens, heads, dim = q.shape
     if state is None:

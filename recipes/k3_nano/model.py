@@ -241,7 +241,7 @@ class K3Nano(nn.Module):
         bank: list[torch.Tensor] = []
         for i in range(c.layers):
             prefix = f"model.layers.{i}."
-            layer = {n[len(prefix):].removesuffix(".weight"): t for n, t in w.items() if n.startswith(prefix)}
+            layer = {n[len(prefix) :].removesuffix(".weight"): t for n, t in w.items() if n.startswith(prefix)}
             if bank:
                 h = self._mix(run, (*bank, p), layer, "self_attention_res", layer["input_layernorm"])
             else:
@@ -255,8 +255,14 @@ class K3Nano(nn.Module):
                 p = p + y
             h = self._mix(run, (*bank, p), layer, "mlp_res", layer["post_attention_layernorm"])
             p = p + self._feed_forward(run, i, h, layer)
-        return run.call(mix_norm, (*bank, p), w["model.output_attn_res_norm.weight"],
-                        w["model.output_attn_res_proj.weight"], w["model.norm.weight"], c.eps)
+        return run.call(
+            mix_norm,
+            (*bank, p),
+            w["model.output_attn_res_norm.weight"],
+            w["model.output_attn_res_proj.weight"],
+            w["model.norm.weight"],
+            c.eps,
+        )
 
     def logits(self, ids: torch.Tensor, run: Run, state: State | None = None) -> torch.Tensor:
         """Logits ``[B, T, V]`` in float32."""
@@ -281,8 +287,16 @@ class K3Nano(nn.Module):
         empty = h.new_zeros(h.shape[0], c.conv - 1, c.heads * c.head_dim)
         tails = [empty if not cache else cache[s] for s in streams]
         q, k, v, f, b, gate, raw = run.call(
-            kda_inputs, h, *(a[f"{s}_proj"] for s in streams), *(a[f"{s}_conv1d"] for s in streams),
-            a["f_a_proj"], a["f_b_proj"], a["b_proj"], a["g_proj"], *tails)
+            kda_inputs,
+            h,
+            *(a[f"{s}_proj"] for s in streams),
+            *(a[f"{s}_conv1d"] for s in streams),
+            a["f_a_proj"],
+            a["f_b_proj"],
+            a["b_proj"],
+            a["g_proj"],
+            *tails,
+        )
         q, k, v, f = (x.unflatten(-1, (c.heads, c.head_dim)) for x in (q, k, v, f))
         start = None if not cache else cache["s"]
         o, final = kda(q, k, v, f, b, a["A_log"], a["dt_bias"], start, run.mode)
@@ -312,9 +326,20 @@ class K3Nano(nn.Module):
         if run.quantise:
             experts = run.call(quantise_experts, *experts)
         out, load = run.call(
-            moe_sparse if run.sparse else moe, h, m["gate"], self.bias(i), m["routed_expert_down_proj"], m["routed_expert_norm"],
-            m["routed_expert_up_proj"], *(m[f"shared_experts.{n}_proj"] for n in ("gate", "up", "down")),
-            *experts, c.top_k, c.eps, c.beta, c.linear_beta)
+            moe_sparse if run.sparse else moe,
+            h,
+            m["gate"],
+            self.bias(i),
+            m["routed_expert_down_proj"],
+            m["routed_expert_norm"],
+            m["routed_expert_up_proj"],
+            *(m[f"shared_experts.{n}_proj"] for n in ("gate", "up", "down")),
+            *experts,
+            c.top_k,
+            c.eps,
+            c.beta,
+            c.linear_beta,
+        )
         self.loads[i] = load
         return out
 
@@ -335,30 +360,50 @@ def parameter_shapes(c: Config) -> dict[str, tuple[int, ...]]:
             for s in ("q", "k", "v"):
                 shapes[f"{a}{s}_proj.weight"] = (p, h)
                 shapes[f"{a}{s}_conv1d.weight"] = (p, 1, c.conv)
-            shapes |= {f"{a}f_a_proj.weight": (c.head_dim, h), f"{a}f_b_proj.weight": (p, c.head_dim),
-                       f"{a}b_proj.weight": (c.heads, h), f"{a}A_log": (c.heads,), f"{a}dt_bias": (p,),
-                       f"{a}o_norm.weight": (c.head_dim,)}
+            shapes |= {
+                f"{a}f_a_proj.weight": (c.head_dim, h),
+                f"{a}f_b_proj.weight": (p, c.head_dim),
+                f"{a}b_proj.weight": (c.heads, h),
+                f"{a}A_log": (c.heads,),
+                f"{a}dt_bias": (p,),
+                f"{a}o_norm.weight": (c.head_dim,),
+            }
         else:
-            shapes |= {f"{a}q_a_proj.weight": (c.q_rank, h), f"{a}q_a_layernorm.weight": (c.q_rank,),
-                       f"{a}q_b_proj.weight": (c.heads * (c.nope + c.rope), c.q_rank),
-                       f"{a}kv_a_proj_with_mqa.weight": (c.kv_rank + c.rope, h),
-                       f"{a}kv_a_layernorm.weight": (c.kv_rank,),
-                       f"{a}kv_b_proj.weight": (c.heads * (c.nope + c.value), c.kv_rank)}
+            shapes |= {
+                f"{a}q_a_proj.weight": (c.q_rank, h),
+                f"{a}q_a_layernorm.weight": (c.q_rank,),
+                f"{a}q_b_proj.weight": (c.heads * (c.nope + c.rope), c.q_rank),
+                f"{a}kv_a_proj_with_mqa.weight": (c.kv_rank + c.rope, h),
+                f"{a}kv_a_layernorm.weight": (c.kv_rank,),
+                f"{a}kv_b_proj.weight": (c.heads * (c.nope + c.value), c.kv_rank),
+            }
         shapes |= {f"{a}g_proj.weight": (p, h), f"{a}o_proj.weight": (h, p)}
         if i == 0:
-            shapes |= {f"{layer}mlp.gate_proj.weight": (c.dense, h), f"{layer}mlp.up_proj.weight": (c.dense, h),
-                       f"{layer}mlp.down_proj.weight": (h, c.dense)}
+            shapes |= {
+                f"{layer}mlp.gate_proj.weight": (c.dense, h),
+                f"{layer}mlp.up_proj.weight": (c.dense, h),
+                f"{layer}mlp.down_proj.weight": (h, c.dense),
+            }
             continue
         m, s = layer + "block_sparse_moe.", c.shared * c.expert_width
-        shapes |= {f"{m}gate.weight": (c.experts, h), f"{m}routed_expert_down_proj.weight": (c.latent, h),
-                   f"{m}routed_expert_norm.weight": (c.latent,), f"{m}routed_expert_up_proj.weight": (h, c.latent),
-                   f"{m}shared_experts.gate_proj.weight": (s, h), f"{m}shared_experts.up_proj.weight": (s, h),
-                   f"{m}shared_experts.down_proj.weight": (h, s),
-                   f"{m}experts.w1": (c.experts, c.expert_width, c.latent),
-                   f"{m}experts.w2": (c.experts, c.latent, c.expert_width),
-                   f"{m}experts.w3": (c.experts, c.expert_width, c.latent)}
-    shapes |= {"model.norm.weight": (h,), "model.output_attn_res_norm.weight": (h,),
-               "model.output_attn_res_proj.weight": (1, h), "lm_head.weight": (c.vocab, h)}
+        shapes |= {
+            f"{m}gate.weight": (c.experts, h),
+            f"{m}routed_expert_down_proj.weight": (c.latent, h),
+            f"{m}routed_expert_norm.weight": (c.latent,),
+            f"{m}routed_expert_up_proj.weight": (h, c.latent),
+            f"{m}shared_experts.gate_proj.weight": (s, h),
+            f"{m}shared_experts.up_proj.weight": (s, h),
+            f"{m}shared_experts.down_proj.weight": (h, s),
+            f"{m}experts.w1": (c.experts, c.expert_width, c.latent),
+            f"{m}experts.w2": (c.experts, c.latent, c.expert_width),
+            f"{m}experts.w3": (c.experts, c.expert_width, c.latent),
+        }
+    shapes |= {
+        "model.norm.weight": (h,),
+        "model.output_attn_res_norm.weight": (h,),
+        "model.output_attn_res_proj.weight": (1, h),
+        "lm_head.weight": (c.vocab, h),
+    }
     return shapes
 
 
@@ -379,6 +424,10 @@ def initial_value(name: str, shape: tuple[int, ...], c: Config, generator: torch
         return noise
     if name in ("model.embed_tokens.weight", "lm_head.weight"):
         return noise * (0.1 if "embed" in name else 0.02)
-    out = name.endswith(("o_proj.weight", "down_proj.weight", "up_proj.weight")) and "shared_experts.up" not in name \
-        and "mlp.up" not in name and "expert_down" not in name
+    out = (
+        name.endswith(("o_proj.weight", "down_proj.weight", "up_proj.weight"))
+        and "shared_experts.up" not in name
+        and "mlp.up" not in name
+        and "expert_down" not in name
+    )
     return noise * ((0.2 if out else 0.7) * shape[-1] ** -0.5)

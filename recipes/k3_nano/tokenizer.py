@@ -17,23 +17,40 @@ import tiktoken
 RANKS = 3840
 SLOTS = 256
 # Offsets of the named control slots after the ranks; the other slots are <|reserved_token_{id}|>.
-NAMED = {0: "[BOS]", 1: "[EOS]", 2: "<|end_of_msg|>", 3: "<|open|>", 4: "<|close|>", 5: "<|sep|>",
-         6: "[start_header_id]", 7: "[end_header_id]", 9: "[EOT]", 18: "<|media_begin|>", 19: "<|media_content|>",
-         20: "<|media_end|>", 21: "<|media_pad|>", 65: "<osagent_mode>", 254: "[UNK]", 255: "[PAD]"}
+NAMED = {
+    0: "[BOS]",
+    1: "[EOS]",
+    2: "<|end_of_msg|>",
+    3: "<|open|>",
+    4: "<|close|>",
+    5: "<|sep|>",
+    6: "[start_header_id]",
+    7: "[end_header_id]",
+    9: "[EOT]",
+    18: "<|media_begin|>",
+    19: "<|media_content|>",
+    20: "<|media_end|>",
+    21: "<|media_pad|>",
+    65: "<osagent_mode>",
+    254: "[UNK]",
+    255: "[PAD]",
+}
 BOS, END = RANKS, RANKS + 2
 UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-PATTERN = "|".join((
-    r"[\p{Han}]+",
-    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{SUFFIX}",
-    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{SUFFIX}",
-    r"\p{N}{1,3}",
-    r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-    r"\s*[\r\n]+",
-    r"\s+(?!\S)",
-    r"\s+",
-))
+PATTERN = "|".join(
+    (
+        r"[\p{Han}]+",
+        rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{SUFFIX}",
+        rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{SUFFIX}",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    )
+)
 
 
 def load(path: Path) -> tiktoken.Encoding:
@@ -62,8 +79,9 @@ def train(text: str) -> list[bytes]:
     mapped = (("".join(alphabet[b] for b in piece.encode()), n) for piece, n in counts.items() if n > 1)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    trainer = trainers.BpeTrainer(vocab_size=RANKS, initial_alphabet=sorted(alphabet.values()), show_progress=False,
-                                  special_tokens=[])
+    trainer = trainers.BpeTrainer(
+        vocab_size=RANKS, initial_alphabet=sorted(alphabet.values()), show_progress=False, special_tokens=[]
+    )
     tokenizer.train_from_iterator((" ".join([m] * n) for m, n in mapped), trainer)
     back = {c: b for b, c in alphabet.items()}
     merges = json.loads(tokenizer.to_str())["model"]["merges"]
@@ -108,8 +126,15 @@ def write(tokens: list[bytes], out: Path) -> None:
     flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
     plain = {"<|open|>", "<|close|>", "<|sep|>"}
     added = {str(RANKS + i): {"content": name, **flags, "special": name not in plain} for i, name in NAMED.items()}
-    config = {"added_tokens_decoder": added, "bos_token": "[BOS]", "eos_token": "[EOS]", "pad_token": "[PAD]",
-              "unk_token": "[UNK]", "model_max_length": 8192, "tokenizer_class": "TikTokenTokenizer"}
+    config = {
+        "added_tokens_decoder": added,
+        "bos_token": "[BOS]",
+        "eos_token": "[EOS]",
+        "pad_token": "[PAD]",
+        "unk_token": "[UNK]",
+        "model_max_length": 8192,
+        "tokenizer_class": "TikTokenTokenizer",
+    }
     (out / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
 
 

@@ -40,8 +40,11 @@ def _encode(texts: list[str]) -> list[np.ndarray]:
 
 def read_documents(path: Path) -> list[str]:
     """Texts of a NUL-separated file, ``.xz`` or plain."""
-    raw = path.read_bytes() if path.exists() else subprocess.run(
-        ["xz", "-dc", "-T0", f"{path}.xz"], capture_output=True, check=True).stdout
+    raw = (
+        path.read_bytes()
+        if path.exists()
+        else subprocess.run(["xz", "-dc", "-T0", f"{path}.xz"], capture_output=True, check=True).stdout
+    )
     return raw.decode().split("\0")
 
 
@@ -156,8 +159,9 @@ def eager_step(model: K3Nano, run: Run, ids: torch.Tensor) -> torch.Tensor:
     return loss.detach()
 
 
-def heldout_bits(model: K3Nano, run: Run, documents: list[np.ndarray], size: int, rows: int, length: int,
-                 device: str) -> float:
+def heldout_bits(
+    model: K3Nano, run: Run, documents: list[np.ndarray], size: int, rows: int, length: int, device: str
+) -> float:
     """Bits per byte over the joined held-out documents in rows of ``length`` (a quick monitor).
 
     Gradients stay enabled so that the compiled pieces of training serve here too.
@@ -278,14 +282,26 @@ def main() -> None:
             mean = torch.stack(window).mean().item()
             speed = len(window) * args.rows * args.length / (time.time() - clock)
             window, clock = [], time.time()
-            writer.writerow([progress["step"], progress["tokens"], f"{done:.4f}", f"{rate:.4f}", f"{mean:.4f}",
-                             f"{norm.item():.3f}", f"{worst.item():.2f}", f"{speed:.0f}"])
+            writer.writerow(
+                [
+                    progress["step"],
+                    progress["tokens"],
+                    f"{done:.4f}",
+                    f"{rate:.4f}",
+                    f"{mean:.4f}",
+                    f"{norm.item():.3f}",
+                    f"{worst.item():.2f}",
+                    f"{speed:.0f}",
+                ]
+            )
             if progress["step"] == 600 and not mean < args.abort_above:
                 raise SystemExit(f"loss {mean} at step 600")
             if progress["step"] % 200 == 0 or args.steps < 1000:
                 log.flush()
-                print(f"step {progress['step']} share {done:.3f} loss {mean:.4f} norm {norm.item():.2f} "
-                      f"load {worst.item():.2f} {speed / 1e3:.0f} k tok/s epoch {batches.epoch}")
+                print(
+                    f"step {progress['step']} share {done:.3f} loss {mean:.4f} norm {norm.item():.2f} "
+                    f"load {worst.item():.2f} {speed / 1e3:.0f} k tok/s epoch {batches.epoch}"
+                )
     progress["minutes"] = start_minutes + (time.time() - began) / 60
     log.close()
     for quantise in (False, True):

@@ -112,7 +112,7 @@ def test_what_the_compiler_is_told() -> None:
     assert attributes(x) == [["tt.divisibility", 16], ["tt.pointer_range", 32]]
     assert attributes(x[1:]) == [["tt.pointer_range", 32]]
     assert (attributes(32), attributes(33), attributes(True)) == ([["tt.divisibility", 16]], [], [])
-    assert [type_of(v) for v in (x, True, 3, 2**31, 2**63, 0.5)] == ["*fp32", "i1", "i32", "i64", "u64", "fp32"]
+    assert [type_of(v) for v in (x, True, 3, 2**31, 2**63, 0.5)] == ["*fp32", "u1", "i32", "i64", "u64", "fp32"]
 
 
 def test_a_trace() -> None:

@@ -49,15 +49,15 @@ def add_one(x_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
 def test_a_new_variant_counts_and_a_known_one_does_not(compile_only: None) -> None:
     x = torch.zeros(64)
     with count_compilations() as compiled:
-        add_one.warmup(x, BLOCK=32, grid=(1,))
-        add_one.warmup(x, BLOCK=64, grid=(1,))
+        add_one.warmup(x, BLOCK=32, grid=(1,), enable_fp_fusion=True)
+        add_one.warmup(x, BLOCK=64, grid=(1,), enable_fp_fusion=True)
     assert [name.rpartition(".")[2] for name in compiled.names] == ["add_one", "add_one"]
     with pytest.raises(AssertionError, match=r"compiled while it should have been warm: .*add_one"):
         compiled.check_none()
     # Only a kernel that was launched knows its spills.
     assert compiled.spills() == 0
     with count_compilations() as compiled:
-        add_one.warmup(x, BLOCK=64, grid=(1,))
+        add_one.warmup(x, BLOCK=64, grid=(1,), enable_fp_fusion=True)
     compiled.check_none()
 
 

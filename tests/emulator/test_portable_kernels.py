@@ -13,6 +13,7 @@ from k3port.plugins import make_registry
 from k3port.testing.contract.reference import contract_samples, op_contracts
 from k3port.testing.emulation import MAX_ROWS, Affordable, rows, run_emulated
 from k3port.testing.subject import is_triton
+from k3port.testing.suite import INVARIANT
 from k3port.testing.targets import ISAS, platform_target
 
 pytest.importorskip("triton")
@@ -30,6 +31,16 @@ def test_numbers_bounds_and_synchronisation(spec: KernelSpec, arch: str) -> None
     assert report.races == report.unknown == report.out_of_bounds == ()
     assert report.faults == ()
     assert {case.dtype for case in report.suite.ran} == {"bfloat16", "float32"} & set(spec.requires.dtypes)
+
+
+def test_invariants_are_kept_in_emulation_where_their_calls_are_small() -> None:
+    spec = REGISTRY.kernel("portable.attn_res")
+    names = {invariant.name for contract in op_contracts(spec.op) for invariant in contract.invariants}
+    report = run_emulated(spec, REGISTRY.kernels, "gfx950", dtypes=(torch.float32,), variants=("plain",), max_rows=8)
+    assert names and {case.sample for case in report.suite.ran if case.variant == INVARIANT} == names
+    none = run_emulated(spec, REGISTRY.kernels, "gfx950", dtypes=(torch.float32,), variants=("plain",), max_rows=0)
+    assert not none.launches
+    assert "AXIS: the calls of this invariant are not run here, for their size" in none.suite.refusals()
 
 
 def test_some_kernels_are_built() -> None:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed, so nothing can be interpreted")
 
 from builtin_kernels import KERNELS
 
+from k3port.oracle.spec import KernelSpec
 from k3port.testing.interpreter import run_interpreted
 
-PORTABLE = [spec.name for spec in KERNELS if spec.is_built and spec.name.startswith("portable.")]
+PORTABLE = [spec for spec in KERNELS if spec.is_built and spec.name.startswith("portable.")]
+FIRST_OF = {spec.load: spec.name for spec in reversed(PORTABLE)}
 
 
-@pytest.mark.parametrize("name", PORTABLE)
-def test_kernel_keeps_its_contract(name: str) -> None:
+@pytest.mark.parametrize("spec", PORTABLE, ids=lambda spec: spec.name)
+def test_kernel_keeps_its_contract(spec: KernelSpec) -> None:
+    # A record that shares its function with an earlier one (another dtype of the state) repeats the activation dtype in
+    # which the state is the coarser of the two, on ordinary samples.
+    again = FIRST_OF[spec.load] != spec.name
+    options: dict[str, Any] = {"dtypes": ["bfloat16"], "variants": ["plain"], "invariants": False} if again else {}
     # Shorter than the limit of a test, so that the report still names the case.
-    (report,) = run_interpreted([name], timeout_s=280)
+    (report,) = run_interpreted([spec.name], timeout_s=280, **options)
     report.check()
     if not report.ran:
         pytest.skip("; ".join(report.refusals()))

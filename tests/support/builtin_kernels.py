@@ -15,16 +15,12 @@ from k3port.oracle.spec import Device, KernelSpec, OpQuery, Plan, Target
 from k3port.plugins import make_registry
 from k3port.runtime.binding import bind_table
 from k3port.runtime.planner import Workload, model_queries
-from k3port.testing.harness import build_kernel
+from k3port.testing.harness import build_kernel, dtype_name
 
 REGISTRY = make_registry(entry_points=False)
 KERNELS: tuple[KernelSpec, ...] = REGISTRY.kernels
 CPU = Target("cpu", Device("cpu", "cpu", "cpu", "fake"))
 _SMALL = {"E": 1, "I": 1, "L": 1}
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def runnable(op: str, phase: Phase | None = None, dtype: torch.dtype = torch.float32) -> list[KernelSpec]:

@@ -30,7 +30,8 @@ from k3port.testing.amd_isa.program import Program
 from k3port.testing.launches import ENABLE_FP_FUSION
 
 _PACK = {
-    "i1": "<b", "u1": "<B", "i8": "<b", "u8": "<B", "i16": "<h", "u16": "<H", "i32": "<i", "u32": "<I", "i64": "<q", "u64": "<Q",
+    "i1": "<b", "i8": "<b", "i16": "<h", "i32": "<i", "i64": "<q",
+    "u1": "<B", "u8": "<B", "u16": "<H", "u32": "<I", "u64": "<Q",
     "fp32": "<f", "f32": "<f", "fp64": "<d", "f64": "<d", "fp16": "<e", "f16": "<e",
 }  # fmt: skip
 _OTHER_OPTIONS = {"maxnreg", "warp_size"}  # accepted by Triton's launcher, without meaning on AMD

@@ -244,20 +244,20 @@ def kda_pairs_kernel(  # type: ignore[no-untyped-def]
                 QK += tl.where(pairs, dot(cast(q * f, dtype), tl.trans(x)), 0.0)
             QK += tl.where(i == j, tl.sum(q * k, axis=1)[:, None], 0.0)
         if low > 0:
-            x, squares = early_columns(k_ptr + c, fall_ptr + c, edge, 0, k_stride, tokens, c < K, K, dtype)
+            early, squares = early_columns(k_ptr + c, fall_ptr + c, edge, 0, k_stride, tokens, c < K, K, dtype)
             norm0 += squares
-            A0 = dot(kf, x, A0)
-            QK0 = dot(qf, x, QK0)
+            A0 = dot(kf, early, A0)
+            QK0 = dot(qf, early, QK0)
             if low > 16:
-                x, squares = early_columns(k_ptr + c, fall_ptr + c, edge, 16, k_stride, tokens, c < K, K, dtype)
+                early, squares = early_columns(k_ptr + c, fall_ptr + c, edge, 16, k_stride, tokens, c < K, K, dtype)
                 norm1 += squares
-                A1 = dot(kf, x, A1)
-                QK1 = dot(qf, x, QK1)
+                A1 = dot(kf, early, A1)
+                QK1 = dot(qf, early, QK1)
             if low > 32:
-                x, squares = early_columns(k_ptr + c, fall_ptr + c, edge, 32, k_stride, tokens, c < K, K, dtype)
+                early, squares = early_columns(k_ptr + c, fall_ptr + c, edge, 32, k_stride, tokens, c < K, K, dtype)
                 norm2 += squares
-                A2 = dot(kf, x, A2)
-                QK2 = dot(qf, x, QK2)
+                A2 = dot(kf, early, A2)
+                QK2 = dot(qf, early, QK2)
     qk_ptr += (base + low) * C
     pair_ptr += (base + low) * C
     spot = i * C + j
