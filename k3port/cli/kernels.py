@@ -157,6 +157,7 @@ def kernel_record(spec: KernelSpec) -> dict[str, Any]:
         "covers": list(spec.covers),
         "tokens": None if callable(spec.tokens) else list(spec.tokens),
         "graph_safe": spec.graph_safe,
+        "records_drafts": spec.records_drafts,
         "deterministic": spec.deterministic,
         "rounds": spec.rounds,
         "numerics": spec.numerics,

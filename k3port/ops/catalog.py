@@ -8,6 +8,9 @@ from typing import Literal
 Phase = Literal["prefill", "decode"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
 
+MAX_DRAFT = 8
+"""Most tokens of one request in a verification step: seven drafts after the last accepted token."""
+
 
 @dataclass(frozen=True)
 class OpInfo:
@@ -25,6 +28,8 @@ class OpInfo:
     """Whether prefill and decode are chosen separately (they touch a state or a cache)."""
     parts: tuple[str, ...] = ()
     """Fine ops that the composite kernel of this op is made of."""
+    records_drafts: bool = False
+    """Whether a decode kernel that verifies drafts has to record them, so that the accepted ones can be replayed."""
 
     @property
     def phases(self) -> tuple[Phase | None, ...]:
@@ -61,15 +66,28 @@ OPS: dict[str, OpInfo] = _ops(
         "causal depthwise convolution with SiLU and a cached tail",
         ("k3port.ops.conv:SHORT_CONV",),
         phased=True,
+        records_drafts=True,
     ),
     OpInfo("kda_gate", "log decay and write strength of KDA", ("k3port.ops.kda:KDA_GATE",)),
-    OpInfo("kda_core", "gated delta-rule recurrence on a per-request state", ("k3port.ops.kda:KDA_CORE",), phased=True),
+    OpInfo(
+        "kda_core",
+        "gated delta-rule recurrence on a per-request state",
+        ("k3port.ops.kda:KDA_CORE",),
+        phased=True,
+        records_drafts=True,
+    ),
     OpInfo(
         "kda",
         "KDA between its input and output projections",
         ("k3port.ops.kda:KDA",),
         phased=True,
         parts=("short_conv", "kda_gate", "kda_core", "gated_norm"),
+        records_drafts=True,
+    ),
+    OpInfo(
+        "kda_commit",
+        "replay accepted drafts from their record into KDA's state",
+        ("k3port.ops.kda_commit:KDA_COMMIT",),
     ),
     OpInfo("mla_append", "norm the latent and write it to the paged cache", ("k3port.ops.mla:MLA_APPEND",)),
     OpInfo(

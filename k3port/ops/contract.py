@@ -25,15 +25,13 @@ FLOAT32_RESULT_TOLERANCE: Mapping[torch.dtype, float] = {**DEFAULT_TOLERANCE, to
 
 @dataclass(frozen=True)
 class Sample:
-    """One call of an op: ``name`` says what is special about it, ``args`` are keyword arguments.
-
-    ``allowance`` multiplies the tolerance of 16-bit dtypes where the numbers of this very call magnify rounding.
-    """
+    """One call of an op: ``name`` says what is special about it, ``args`` are keyword arguments."""
 
     name: str
     args: Mapping[str, Any]
     adversarial: bool = False
-    allowance: float = 1.0
+    allowance: Mapping[torch.dtype, float] = field(default_factory=dict)
+    """Tolerances of this call alone where they are above the contract's, by dtype; the sample says why."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class Contract:
         op, phase: catalog name; phase None means that all phases share this contract.
         inputs: argument name to axis names, such as ``{"x": "T D"}``; scalars and records have an empty string.
         outputs: result name to axis names.
-        mutates: dotted paths of arguments that the op updates in place.
+        mutates: dotted paths of arguments that the op updates in place; some calls lack some of them.
         packed: arguments that hold weights as stored; a kernel with a ``pack`` function gets them packed.
         reference: readable implementation; it computes in float64 when it is given float64, else in float32, rounds
             its result to the activation dtype once, and never goes through the table.
@@ -119,6 +117,19 @@ def resolve_path(args: Mapping[str, Any], path: str) -> torch.Tensor:
     for name in rest:
         value = getattr(value, name)
     return value
+
+
+def mutated(contract: Contract, args: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """What a call updates in place, by dotted path. An optional argument that the call lacks is left out."""
+    found: dict[str, torch.Tensor] = {}
+    for path in contract.mutates:
+        head, *rest = path.split(".")
+        value = args.get(head)
+        for name in rest:
+            value = None if value is None else getattr(value, name)
+        if value is not None:
+            found[path] = value
+    return found
 
 
 def relative_rms(actual: torch.Tensor, expected: torch.Tensor) -> float:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from k3port.ops.catalog import Phase
 from k3port.ops.contract import Contract, Cost, Invariant, Sample, accumulation_dtype, cloned, relative_rms
-from k3port.ops.segment import NULL_SLOT, Segment, make_segment
+from k3port.ops.segment import MAX_DRAFT, NULL_SLOT, Segment, make_segment
 
 
-def short_conv(x: torch.Tensor, weight: torch.Tensor, tail: torch.Tensor, segment: Segment) -> torch.Tensor:
+def short_conv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    tail: torch.Tensor,
+    segment: Segment,
+    record: torch.Tensor | None = None,
+) -> torch.Tensor:
     """``y_t = sum_j weight[j] x_(t-W+1+j)``, then SiLU; ``weight[:, W-1]`` multiplies the current token.
 
     The tail holds *raw* inputs, before the convolution. Taps and sums are float32, the result is rounded once.
@@ -21,6 +27,8 @@ def short_conv(x: torch.Tensor, weight: torch.Tensor, tail: torch.Tensor, segmen
         x: ``[T, P]`` raw projections of the segment's requests, one after the other.
         weight: ``[P, W]`` float32 taps.
         tail: ``[S, W-1, P]`` last raw inputs per state slot, oldest first; updated in place, except for drafts.
+            Snapshots of the segment get the tail at their position.
+        record: ``[S, N, P]`` where the raw inputs of drafts are kept for a later commit; not used otherwise.
 
     Returns:
         ``[T, P]`` in the dtype of ``x``; rows of padding requests are zero.
@@ -28,16 +36,38 @@ def short_conv(x: torch.Tensor, weight: torch.Tensor, tail: torch.Tensor, segmen
     acc = accumulation_dtype(x)
     width = weight.shape[1]
     out = torch.zeros_like(x)
-    for (begin, end), slot in zip(segment.spans(), segment.slot_ids, strict=True):
+    for request, ((begin, end), slot) in enumerate(zip(segment.spans(), segment.slot_ids, strict=True)):
         if slot == NULL_SLOT or begin == end:
             continue
         window = torch.cat((tail[slot].to(x.dtype), x[begin:end]))
         for t in range(end - begin):
             y = (window[t : t + width].to(acc) * weight.to(acc).T).sum(dim=0)
             out[begin + t] = (y * torch.sigmoid(y)).to(x.dtype)
-        if not segment.draft:
-            tail[slot] = window[end - begin :].to(tail.dtype)
+        keep_inputs(window, end - begin, slot, request, tail, segment, record)
     return out
+
+
+def keep_inputs(
+    window: torch.Tensor,
+    length: int,
+    slot: int,
+    request: int,
+    tail: torch.Tensor,
+    segment: Segment,
+    record: torch.Tensor | None,
+) -> None:
+    """What a request leaves behind: its tail and its snapshots, or the inputs of its drafts.
+
+    Args:
+        window: ``[W - 1 + length, P]`` old tail and new inputs.
+    """
+    before = window.shape[0] - length
+    if not segment.draft:
+        tail[slot] = window[length:].to(tail.dtype)
+        for tokens, kept in segment.snapshots_of(request).items():
+            tail[kept] = window[tokens : tokens + before].to(tail.dtype)
+    elif record is not None:
+        record[slot, :length] = window[before:].to(record.dtype)
 
 
 def _samples(dtype: torch.dtype, gen: torch.Generator) -> Iterator[Sample]:
@@ -50,12 +80,16 @@ def _samples(dtype: torch.dtype, gen: torch.Generator) -> Iterator[Sample]:
         width: int = 4,
         draft: bool = False,
         channels: int = 96,
+        record: bool = False,
+        snapshots: Sequence[tuple[int, int, int]] = (),
     ) -> Sample:
+        num_slots = max([*slots, 1, *(slot for _, _, slot in snapshots)]) + 2
         args = {
             "x": torch.randn(sum(lengths), channels, generator=gen).to(dtype),
             "weight": torch.randn(channels, width, generator=gen) * 0.5,
-            "tail": torch.randn(max([*slots, 1]) + 2, width - 1, channels, generator=gen).to(dtype),
-            "segment": make_segment(phase, lengths, slots, draft=draft),
+            "tail": torch.randn(num_slots, width - 1, channels, generator=gen).to(dtype),
+            "segment": make_segment(phase, lengths, slots, draft=draft, snapshots=snapshots),
+            "record": torch.ones(num_slots, MAX_DRAFT, channels, dtype=dtype) if record else None,
         }
         return Sample(name, args, adversarial)
 
@@ -72,6 +106,11 @@ def _samples(dtype: torch.dtype, gen: torch.Generator) -> Iterator[Sample]:
     yield sample("decode of width 2", "decode", [1] * 5, [5, 3, 4, 1, 2], width=2)
     yield sample("drafts", "decode", [1, 8, 3, 5], [2, 1, 0, 3], adversarial=True, draft=True)
     yield sample("drafts of width 2", "decode", [4, 2], [1, 2], width=2, draft=True)
+    yield sample("recorded drafts", "decode", [1, 8, 3, 5], [2, 1, 0, 3], True, draft=True, record=True)
+    yield sample("recorded drafts of width 3", "decode", [8, 2], [1, 2], width=3, draft=True, record=True)
+    kept = [(1, 128, 4), (0, 64, 6), (1, 64, 3)]
+    yield sample("snapshots", "prefill", [64, 130, 3, 70], [1, 2, 5, 0], True, snapshots=kept)
+    yield sample("snapshots of width 6", "prefill", [1, 65], [1, 2], width=6, snapshots=[(1, 64, 3)])
 
 
 def _check_delay(function: Callable[..., Any], dtype: torch.dtype, gen: torch.Generator) -> None:
@@ -145,9 +184,9 @@ def _cost(axes: Mapping[str, int], itemsize: int) -> Cost:
 
 SHORT_CONV = Contract(
     op="short_conv",
-    inputs={"x": "T P", "weight": "P W", "tail": "S W-1 P", "segment": ""},
+    inputs={"x": "T P", "weight": "P W", "tail": "S W-1 P", "segment": "", "record": "S N P"},
     outputs={"y": "T P"},
-    mutates=("tail",),
+    mutates=("tail", "record"),
     reference=short_conv,
     samples=_samples,
     cost=_cost,

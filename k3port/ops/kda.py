@@ -6,50 +6,17 @@ Formulas: Kimi Linear technical report (arXiv 2510.26692) and fla-org/flash-line
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
+from k3port.ops import kda_checks as checks
 from k3port.ops import kda_samples as samples
 from k3port.ops.contract import FLOAT32_RESULT_TOLERANCE, Contract, Cost, Invariant, accumulation_dtype
 from k3port.ops.conv import short_conv
+from k3port.ops.kda_state import KdaDrafts, KdaParams, KdaState, normalize_qk, required_record
 from k3port.ops.norm import gated_norm
 from k3port.ops.segment import NULL_SLOT, Segment
-
-L2_EPS = 1e-6
-"""Added to the *sum* of squares of q and k, not to their mean."""
-
-
-@dataclass(frozen=True, slots=True)
-class KdaParams:
-    """What a KDA layer needs between its projections; one record per layer.
-
-    ``conv`` float32 ``[3P, W]`` (rows q, k, v), ``A_log`` float32 ``[H]``, ``dt_bias`` float32 ``[P]``, ``o_norm``
-    float32 ``[V]``; ``lower_bound`` None selects the softplus gate; P = H x K.
-    """
-
-    conv: torch.Tensor
-    A_log: torch.Tensor
-    dt_bias: torch.Tensor
-    o_norm: torch.Tensor
-    num_heads: int
-    head_dim: int
-    lower_bound: float | None
-    norm_eps: float
-
-
-@dataclass(frozen=True, slots=True)
-class KdaState:
-    """Per layer and state slot: ``conv`` ``[S, W-1, 3P]`` raw inputs, ``recurrent`` float32 ``[S, H, V, K]``.
-
-    ``arrivals`` int32 ``[S, H]``, zero between calls: where programs that share a head count themselves. It belongs to
-    the slot because one slot is never worked on twice at a time. None where no kernel needs it.
-    """
-
-    conv: torch.Tensor
-    recurrent: torch.Tensor
-    arrivals: torch.Tensor | None = None
 
 
 def kda_gate(
@@ -83,13 +50,6 @@ def kda_gate(
     return g, torch.sigmoid(beta_logit.to(acc))
 
 
-def normalize_qk(q: torch.Tensor, k: torch.Tensor, acc: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """``x / sqrt(sum(x²) + 1e-6)`` over the last axis, and q times K^-0.5."""
-    q, k = q.to(acc), k.to(acc)
-    q = q * torch.rsqrt(q.square().sum(dim=-1, keepdim=True) + L2_EPS) * q.shape[-1] ** -0.5
-    return q, k * torch.rsqrt(k.square().sum(dim=-1, keepdim=True) + L2_EPS)
-
-
 def kda_core(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -98,6 +58,7 @@ def kda_core(
     beta: torch.Tensor,
     state: torch.Tensor,
     segment: Segment,
+    drafts: KdaDrafts | None = None,
 ) -> torch.Tensor:
     """The recurrence, token by token: decay, read, write, then the output from the written state.
 
@@ -109,17 +70,25 @@ def kda_core(
         v: ``[T, H, V]``.
         g: ``[T, H, K]`` log decay, at most 0.
         beta: ``[T, H]``.
-        state: ``[S, H, V, K]`` float32, value-major; updated in place at the segment's slots.
+        state: ``[S, H, V, K]`` float32, value-major; updated in place at the segment's slots, except for drafts.
+            Snapshots of the segment get the state after their number of tokens.
+        drafts: where the segment verifies drafts, the record whose ``k``, ``g`` and ``u`` are written at their slots.
 
     Returns:
         ``[T, H, V]`` in the dtype of ``v``; rows of padding requests are zero.
+
+    Raises:
+        ValueError: drafts without a record.
     """
+    record = required_record(segment, drafts)
     acc = accumulation_dtype(v, g)
+    raw = k
     q, k = normalize_qk(q, k, acc)
     out = torch.zeros_like(v)
-    for (begin, end), slot in zip(segment.spans(), segment.slot_ids, strict=True):
+    for request, ((begin, end), slot) in enumerate(zip(segment.spans(), segment.slot_ids, strict=True)):
         if slot == NULL_SLOT:
             continue
+        snapshots = segment.snapshots_of(request)
         s = state[slot].to(acc)
         for t in range(begin, end):
             s = s * torch.exp(g[t].to(acc)).unsqueeze(-2)
@@ -127,7 +96,14 @@ def kda_core(
             u = beta[t].to(acc).unsqueeze(-1) * (v[t].to(acc) - read)
             s = s + u.unsqueeze(-1) * k[t].unsqueeze(-2)
             out[t] = (s @ q[t].unsqueeze(-1)).squeeze(-1).to(v.dtype)
-        state[slot] = s.to(state.dtype)
+            if record is not None:
+                record.k[slot, t - begin] = raw[t].to(record.k.dtype)
+                record.g[slot, t - begin] = g[t].to(record.g.dtype)
+                record.u[slot, t - begin] = u.to(record.u.dtype)
+            if t - begin + 1 in snapshots:
+                state[snapshots[t - begin + 1]] = s.to(state.dtype)
+        if record is None:
+            state[slot] = s.to(state.dtype)
     return out
 
 
@@ -152,13 +128,20 @@ def kda(
         gate_raw: ``[T, P]`` output of ``f_b_proj``.
         beta_logit: ``[T, H]``.
         out_gate: ``[T, P]`` gate logits of the output.
+        state: updated in place. Where the segment verifies drafts, only its record is: :func:`kda_commit` does the rest
+            once it is known how many of them stay.
 
     Returns:
         ``[T, P]``, the input of ``o_proj``.
+
+    Raises:
+        ValueError: drafts without a record.
     """
-    q, k, v = split_heads(short_conv(qkv, params.conv, state.conv, segment), params.num_heads)
+    drafts = required_record(segment, state.drafts)
+    inputs = None if drafts is None else drafts.x
+    q, k, v = split_heads(short_conv(qkv, params.conv, state.conv, segment, inputs), params.num_heads)
     g, beta = kda_gate(gate_raw, beta_logit, params.A_log, params.dt_bias, params.lower_bound)
-    o = kda_core(q, k, v, g, beta, state.recurrent, segment)
+    o = kda_core(q, k, v, g, beta, state.recurrent, segment, drafts)
     return gated_norm(o, out_gate.unflatten(-1, (params.num_heads, -1)), params.o_norm, params.norm_eps).flatten(1)
 
 
@@ -205,18 +188,21 @@ KDA_CORE = Contract(
         "beta": "T H",
         "state": "S H V K",
         "segment": "",
+        "drafts": "",
     },
     outputs={"o": "T H V"},
-    mutates=("state",),
+    mutates=("state", "drafts.k", "drafts.g", "drafts.u"),
     reference=kda_core,
     samples=samples.core_samples,
     cost=_core_cost,
     # A float32 kernel may keep the state in another order of sums; the recurrence amplifies that a little.
     tolerance={torch.float64: 2e-14, torch.float32: 5e-6, torch.bfloat16: 8e-3, torch.float16: 1.5e-3},
     invariants=(
-        Invariant("split equals whole", samples.check_core_split),
-        Invariant("batch equals singles", samples.check_core_batch),
-        Invariant("other slots untouched", samples.check_core_slots),
+        Invariant("split equals whole", checks.check_core_split),
+        Invariant("batch equals singles", checks.check_core_batch),
+        Invariant("other slots untouched", checks.check_core_slots),
+        Invariant("drafts and commit equal steps", checks.check_core_drafts),
+        Invariant("a run from a snapshot equals the whole run", checks.check_core_snapshots),
     ),
 )
 KDA = Contract(
@@ -231,9 +217,14 @@ KDA = Contract(
         "segment": "",
     },
     outputs={"y": "T P"},
-    mutates=("state.conv", "state.recurrent"),
+    mutates=("state.conv", "state.recurrent", "state.drafts.x", "state.drafts.k", "state.drafts.g", "state.drafts.u"),
     reference=kda,
-    samples=lambda dtype, gen: samples.block_samples(dtype, gen, KdaParams, KdaState),
+    samples=samples.block_samples,
     cost=_block_cost,
     tolerance={torch.float64: 2e-14, torch.float32: 4e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3},
+    invariants=(
+        Invariant("drafts and commit equal steps", checks.check_block_drafts),
+        Invariant("rejected drafts leave no trace", checks.check_block_rejections),
+        Invariant("a run from a snapshot equals the whole run", checks.check_block_snapshots),
+    ),
 )

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import torch
 
-from k3port.ops.catalog import Phase
+from k3port.ops.catalog import MAX_DRAFT, Phase
 
 NULL_SLOT = 0
 """State slot that no request ever gets. A row that points at it is padding: nothing is read or written for it."""
 
 
-MAX_DRAFT = 8
-"""Most tokens of one request in a verification step: seven drafts after the last accepted token."""
+SNAPSHOT_TOKENS = 64
+"""A recurrent state can be kept after every so many tokens of a prefill: a multiple of all chunks of the kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Segment:
     on the CPU read the first, kernels the second.
 
     Attributes:
-        phase: ``prefill`` (any number of new tokens per request) or ``decode`` (one, or a few drafts).
+        phase: ``prefill`` (any number of new tokens per request) or ``decode`` (one, or a few drafts to verify).
         start: first row of the segment in the step's token tensor.
         lengths: new tokens per request; may contain 0 in prefill.
         contexts: tokens already in the cache per request, before this step.
@@ -39,6 +39,12 @@ class Segment:
         has_padding: whether some slot is the null slot.
         draft: decode of drafted tokens that may be rejected. Outputs are computed as usual, but convolution tails and
             recurrent states stay as they were; what a later commit needs is recorded instead.
+        snapshots: ``(request, tokens, slot)``: the recurrent state and the convolution tail after that many tokens of
+            the request are also written to another slot, for prefixes that are used again. Tokens are counted from the
+            first one of this step, not from the start of the context, and are multiples of :data:`SNAPSHOT_TOKENS`:
+            a prompt that is split at such multiples has its snapshots at multiples in the context too.
+        snapshot_slots: int32 ``[B, most boundaries]``: ``snapshots`` as a tensor, column n for the boundary after
+            ``(n + 1) * SNAPSHOT_TOKENS`` tokens, 0 where nothing is kept; None without any snapshot.
     """
 
     phase: Phase
@@ -54,6 +60,12 @@ class Segment:
     cache_rows: torch.Tensor
     has_padding: bool
     draft: bool = False
+    snapshots: tuple[tuple[int, int, int], ...] = ()
+    snapshot_slots: torch.Tensor | None = None
+
+    def snapshots_of(self, request: int) -> dict[int, int]:
+        """Slots by number of tokens, for one request."""
+        return {tokens: slot for owner, tokens, slot in self.snapshots if owner == request}
 
     @property
     def num_tokens(self) -> int:
@@ -83,6 +95,7 @@ def make_segment(
     start: int = 0,
     device: torch.device | str = "cpu",
     draft: bool = False,
+    snapshots: Sequence[tuple[int, int, int]] = (),
 ) -> Segment:
     """Builds a segment from host numbers.
 
@@ -92,9 +105,11 @@ def make_segment(
         contexts: cached tokens per request; default none.
         block_tables: pages per request; may be left out where no paged cache is used.
         page_size: tokens per page.
+        snapshots: ``(request, tokens, slot)`` as in :class:`Segment`.
 
     Raises:
-        ValueError: lists of different lengths, a decode row with a wrong number of tokens, or too few pages.
+        ValueError: lists of different lengths, a decode row with a wrong number of tokens, too few pages, or a snapshot
+            that cannot be taken.
     """
     contexts = [0] * len(lengths) if contexts is None else contexts
     tables = [[] for _ in lengths] if block_tables is None else block_tables
@@ -131,4 +146,32 @@ def make_segment(
         cache_rows=torch.tensor(cache_rows, dtype=torch.int64, device=device),
         has_padding=NULL_SLOT in slots,
         draft=draft,
+        snapshots=tuple((request, tokens, slot) for request, tokens, slot in snapshots),
+        snapshot_slots=_snapshot_table(phase, lengths, slots, snapshots, device) if snapshots else None,
     )
+
+
+def _snapshot_table(
+    phase: Phase,
+    lengths: Sequence[int],
+    slots: Sequence[int],
+    snapshots: Sequence[tuple[int, int, int]],
+    device: torch.device | str,
+) -> torch.Tensor:
+    if phase != "prefill":
+        raise ValueError("snapshots are taken in prefill")
+    table = [[NULL_SLOT] * (max(lengths) // SNAPSHOT_TOKENS) for _ in lengths]
+    used = set(slots)
+    for request, tokens, slot in snapshots:
+        if not 0 <= request < len(lengths) or slots[request] == NULL_SLOT:
+            raise ValueError(f"snapshot of request {request}: there is no such request, or it is padding")
+        if tokens % SNAPSHOT_TOKENS or not 0 < tokens <= lengths[request]:
+            raise ValueError(
+                f"snapshot after {tokens} tokens: needs a multiple of {SNAPSHOT_TOKENS} up to the request's "
+                f"{lengths[request]} new tokens"
+            )
+        if slot == NULL_SLOT or slot in used or table[request][tokens // SNAPSHOT_TOKENS - 1] != NULL_SLOT:
+            raise ValueError(f"snapshot into slot {slot}: the slot is in use, or the boundary has a snapshot already")
+        used.add(slot)
+        table[request][tokens // SNAPSHOT_TOKENS - 1] = slot
+    return torch.tensor(table, dtype=torch.int32, device=device)

@@ -94,7 +94,7 @@ _BOUND = _Kind("a whole number or None", lambda value: value is None or _is_int(
 
 _SPEC: Mapping[str, _Kind] = {
     **dict.fromkeys(("name", "op", "load", "doc", "pack", "rounds", "numerics", "source"), _LINE),
-    **dict.fromkeys(("fallback", "graph_safe", "deterministic"), _FLAG),
+    **dict.fromkeys(("fallback", "graph_safe", "deterministic", "records_drafts"), _FLAG),
     **dict.fromkeys(("parts", "covers", "phases"), _NAMES),
     **dict.fromkeys(("check", "padding", "workspace_bytes", "note"), _FUNCTION),
     "layouts": _Kind("a mapping of text to text", _is_tags),

@@ -11,6 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from k3port.ops.catalog import MAX_DRAFT, OPS
 from k3port.oracle.spec import ALL_TOKENS, KernelSpec, OpQuery, Padding, Rejection, RejectionCode, Target, Tokens
 
 _ROUNDING_HINTS = {
@@ -144,6 +145,7 @@ def _reasons(spec: KernelSpec, query: OpQuery, target: Target, built_only: bool)
         yield "FEATURE", f"serves {req.max_nodes} node, asked for {query.nodes}", ""
     if query.phase == "decode" and req.query_tokens is not None and query.query_tokens > req.query_tokens:
         yield "AXIS", f"serves {req.query_tokens} new tokens per request, asked for {query.query_tokens}", ""
+    yield "AXIS", _unrecorded(spec, query), ""
     yield "AXIS", _checked(spec, query, target), ""
     if spec.rounds and spec.rounds not in query.rounds:
         yield "NUMERICS", f"its rounding {spec.rounds} was not asked for", _ROUNDING_HINTS.get(spec.rounds, "")
@@ -166,6 +168,18 @@ def _reasons(spec: KernelSpec, query: OpQuery, target: Target, built_only: bool)
     yield "PROBE_FAILED", target.failed_probes.get(spec.name, ""), "k3port doctor --probe"
     if built_only and not spec.is_built:
         yield "NOT_BUILT", "its adapter does not exist in this version", ""
+
+
+def _unrecorded(spec: KernelSpec, query: OpQuery) -> str:
+    """Why drafts that the kernel verifies could not be taken back, empty where they could."""
+    op = OPS.get(query.op)
+    if query.phase != "decode" or query.query_tokens == 1 or op is None or not op.records_drafts:
+        return ""
+    if not spec.records_drafts:
+        return "leaves no record of the drafts that it verifies, so that rejected ones could not be taken back"
+    if query.query_tokens > MAX_DRAFT:
+        return f"records {MAX_DRAFT} tokens per request, asked for {query.query_tokens}"
+    return ""
 
 
 def _checked(spec: KernelSpec, query: OpQuery, target: Target) -> str:

@@ -209,6 +209,8 @@ class KernelSpec:
         fallback: readable code that is right everywhere and fast nowhere: an accelerator takes it only where the
             target allows it, or a pin names it. Composites are none, and neither is what does nothing on one rank.
         graph_safe: whether it may be captured into a graph.
+        records_drafts: whether a decode kernel leaves the record from which accepted drafts are replayed; ops that must
+            (``OpInfo.records_drafts``) are served by no other kernel while drafts are verified.
         rounds: what it rounds activations to beyond their dtype (``mxfp8``); a query must allow it.
         padding: what it rounds up for a query, None where nothing.
         workspace_bytes: scratch memory for a query.
@@ -233,6 +235,7 @@ class KernelSpec:
     fallback: bool = False
     graph_safe: bool = True
     deterministic: bool = True
+    records_drafts: bool = False
     rounds: str = ""
     padding: Callable[[OpQuery], Padding | None] | None = None
     workspace_bytes: Callable[[OpQuery], int] | None = None

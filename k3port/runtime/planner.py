@@ -64,7 +64,7 @@ class Workload:
 
 
 _KV_OPS = frozenset({"mla", "mla_append", "mla_attend"})
-_STATE_OPS = frozenset({"kda", "kda_core"})
+_STATE_OPS = frozenset({"kda", "kda_core", "kda_commit"})
 _EXPERT_OPS = frozenset({"moe", "moe_experts"})
 _ROUNDING_OPS = _EXPERT_OPS | _KV_OPS | {"all_reduce"}
 
@@ -127,6 +127,8 @@ def _direct_axes(config: ModelConfig, work: Workload) -> dict[str, Mapping[str, 
             "W": dims.conv_width,
             "bounded": int(config.kda.gate_lower_bound is not None),
         }
+        if work.query_tokens > 1:
+            ops["kda_commit"] = ops["kda"]
     if config.mla is not None:
         ops["mla"] = {
             "H": dims.mla_heads,

@@ -188,11 +188,11 @@ def check_kernel(
     emulations: list[EmulationReport] = []
     with prints_to_stderr():
         unloaded = load_fault(spec.load)
-        for place in _places(spec, registry, timeout_s) if not unloaded else ():
+        for place in _places(spec, registry) if not unloaded else ():
             progress(f"contract of {spec.op}: {place.where} ...")
             begin = time.perf_counter()
             with _part(place.where, broken):
-                report = place.run(tuple(dtypes))
+                report = place.run(tuple(dtypes), timeout_s)
                 suites.append(SuiteRun(place.where, place.platform, report, time.perf_counter() - begin))
         if suites:
             seconds["contract"] = sum(run.seconds for run in suites)
@@ -264,26 +264,26 @@ class _Place:
 
     where: str
     platform: str
-    run: Callable[[tuple[str, ...]], SuiteReport]
+    run: Callable[[tuple[str, ...], float], SuiteReport]
 
 
-def _places(spec: KernelSpec, registry: Registry, timeout_s: float) -> list[_Place]:
+def _places(spec: KernelSpec, registry: Registry) -> list[_Place]:
     """The GPU of this machine where the kernel is for it; else the CPU, or Triton's interpreter."""
     places = []
     for_gpus = not spec.is_reference and (_is_for(spec, "nvidia") or _is_for(spec, "amd"))
     gpu = _profile_here() if for_gpus and torch.cuda.is_available() else None
     if gpu is not None and _is_for(spec, gpu.vendor):
         places.append(
-            _Place(f"GPU, {_gpu_name()}", gpu.name, lambda names: _suite(spec, registry, gpu, "cuda", names, timeout_s))
+            _Place(f"GPU, {_gpu_name()}", gpu.name, lambda *how: _suite(spec, registry, gpu, "cuda", *how))
         )
     # Before the CPU: a record that names no vendor is for every one, and Triton's functions need a GPU all the same.
     if is_triton(spec):
         if not places:
             name = platform_for(spec)
-            places.append(_Place("Triton's interpreter", name, lambda names: _interpret(spec, name, names, timeout_s)))
+            places.append(_Place("Triton's interpreter", name, lambda *how: _interpret(spec, name, *how)))
     elif runs_on_cpu(spec):
         cpu = find_profile("cpu", registry=registry)
-        places.append(_Place("CPU", "cpu", lambda names: _suite(spec, registry, cpu, "cpu", names, timeout_s)))
+        places.append(_Place("CPU", "cpu", lambda *how: _suite(spec, registry, cpu, "cpu", *how)))
     return places
 
 

@@ -23,13 +23,12 @@ from k3port.model.config_file import parse_config
 from k3port.model.shapes import RankDims, rank_dims
 from k3port.ops.catalog import OPS, Phase
 from k3port.ops.contract import Contract, Sample
-from k3port.ops.kda import KdaParams, KdaState
+from k3port.ops.kda_state import KdaDrafts, KdaParams, KdaState, empty_drafts
 from k3port.ops.sample import SamplingTensors
-from k3port.ops.segment import Segment, make_segment
+from k3port.ops.segment import MAX_DRAFT, SNAPSHOT_TOKENS, Segment, make_segment
 from k3port.oracle.spec import KernelSpec, OpQuery
 from k3port.runtime.planner import Workload, model_queries
 from k3port.testing.published import published_k3_config
-from k3port.testing.targets import TPS
 
 STEP_TOKENS = (300, 1, 32)
 """Rows of a step, for ops without phases: 1 is a constant of a compiled kernel, 32 a multiple of 16, 300 neither.
@@ -131,11 +130,20 @@ def _kda_params(context: Context) -> KdaParams:
 
 def _kda_state(context: Context) -> KdaState:
     axes = context.axes
-    return dataclasses.replace(
+    state = dataclasses.replace(
         context.sample,
         conv=torch.empty(axes["S"], axes["W"] - 1, 3 * axes["H"] * axes["K"], dtype=context.dtype),
         recurrent=torch.empty(axes["S"], axes["H"], axes["V"], axes["K"], dtype=context.state_dtype),
     )
+    return state if state.drafts is None else dataclasses.replace(state, drafts=empty_drafts(state))
+
+
+def _kda_drafts(context: Context) -> KdaDrafts:
+    """The record of a call that has no whole state beside it."""
+    axes = context.axes
+    conv = torch.empty(axes["S"], 3, 3 * axes["H"] * axes["K"], dtype=context.dtype)
+    recurrent = torch.empty(axes["S"], axes["H"], axes["V"], axes["K"], dtype=context.state_dtype, device="meta")
+    return empty_drafts(KdaState(conv, recurrent))
 
 
 def _sampling(context: Context) -> SamplingTensors:
@@ -157,6 +165,7 @@ RECORDS: dict[type, RecordBuilder] = {
     Segment: _segment,
     KdaParams: _kda_params,
     KdaState: _kda_state,
+    KdaDrafts: _kda_drafts,
     SamplingTensors: _sampling,
 }
 """How a record of a sample becomes one of production size."""
@@ -187,7 +196,10 @@ def production_queries(tp: int, state_dtype: str = "float32") -> tuple[OpQuery, 
     """
     config, vision = _published()
     work = Workload("bfloat16", "mxfp4", state_dtype=state_dtype, tp=tp, vision=vision)
-    return tuple(model_queries(config, work))
+    queries = {query.slot: query for query in model_queries(config, work)}
+    # Some ops are called only where drafts are verified.
+    verified = model_queries(config, dataclasses.replace(work, query_tokens=MAX_DRAFT))
+    return (*queries.values(), *(query for query in verified if query.slot not in queries))
 
 
 def production_calls(spec: KernelSpec, tp: int) -> Iterator[Call]:
@@ -215,8 +227,7 @@ def _calls(query: OpQuery) -> Iterator[Call]:
             axes = {**query.axes, **extra}
             sized = dataclasses.replace(query, axes=axes)
             seen: set[Any] = set()
-            fewest = min((_absent(sample.args) for sample in samples), default=0)
-            main_form = next((_switches(s.args) for s in samples if _absent(s.args) == fewest), ())
+            main_forms = _main_forms(samples)
             for sample in samples:
                 for place, (name, rows, segment) in enumerate(_steps(query.phase, sample)):
                     form = (name, _form(sample.args))
@@ -224,8 +235,28 @@ def _calls(query: OpQuery) -> Iterator[Call]:
                         seen.add(form)
                         args = _arguments(contract, sample, {**axes, **rows}, sized, segment)
                         what = [f"{axis} {size}" for axis, size in extra.items()]
-                        main = place == 0 and _switches(sample.args) == main_form
+                        main = place == 0 and _switches(sample.args) == main_forms[_kind(sample)]
                         yield Call(", ".join([name, *what, *_said(sample.args)]), sized, args, main)
+
+
+def _main_forms(samples: list[Sample]) -> dict[tuple[Any, ...], tuple[Any, ...]]:
+    """Of each kind of call, the form with the fewest absent arguments."""
+    found: dict[tuple[Any, ...], Sample] = {}
+    for sample in samples:
+        best = found.setdefault(_kind(sample), sample)
+        if _absent(sample.args) < _absent(best.args):
+            found[_kind(sample)] = sample
+    return {kind: _switches(sample.args) for kind, sample in found.items()}
+
+
+def _kind(sample: Sample) -> tuple[Any, ...]:
+    """Prefill, decode, drafts, or a prefill with snapshots; the same for all samples without a segment."""
+    segment = _sampled_segment(sample)
+    return () if segment is None else (segment.phase, segment.draft, bool(segment.snapshots))
+
+
+def _sampled_segment(sample: Sample) -> Segment | None:
+    return next((value for value in sample.args.values() if isinstance(value, Segment)), None)
 
 
 def _contracts(op: str, phase: Phase | None) -> Iterator[Contract]:
@@ -265,33 +296,37 @@ def _said(args: Mapping[str, Any]) -> list[str]:
 
 def _steps(phase: Phase | None, sample: Sample) -> Iterator[tuple[str, Axes, Segment | None]]:
     """The steps that stand for one sample, with the sizes that they decide: T tokens, B requests, S state slots."""
-    sampled = next((value for value in sample.args.values() if isinstance(value, Segment)), None)
+    sampled = _sampled_segment(sample)
     if sampled is None:
         for tokens in STEP_TOKENS:
             yield f"step of {tokens}", {"T": tokens, "B": min(tokens, SAMPLED_ROWS)}, None
         return
-    if phase is None or sampled.phase != phase:
+    if phase is not None and sampled.phase != phase:
         return
-    if phase == "prefill":
+    if sampled.phase == "prefill":
         steps = PREFILLS
     else:
         steps = DRAFTS if sampled.draft else tuple((1,) * requests for requests in DECODES)
     for lengths in steps:
         requests, tokens = len(lengths), sum(lengths)
         pages = -(-max(lengths) // PAGE_TOKENS)
+        snapshots = []
+        if sampled.snapshots:
+            snapshots = [(i, SNAPSHOT_TOKENS, requests + 1 + i) for i, n in enumerate(lengths) if n >= SNAPSHOT_TOKENS]
         segment = make_segment(
-            phase,
+            sampled.phase,
             lengths,
             range(1, requests + 1),
             block_tables=[[request * pages + i for i in range(pages)] for request in range(requests)],
             page_size=PAGE_TOKENS,
             draft=sampled.draft,
+            snapshots=snapshots,
         )
-        kind = "prefill of" if phase == "prefill" else "drafts of" if sampled.draft else "decode of"
-        what = (
-            f"{requests} request{'s' if requests > 1 else ''}" if phase == "decode" else " + ".join(map(str, lengths))
-        )
-        sizes = {"T": tokens, "B": requests, "S": requests + 1}
+        kind = "prefill of" if sampled.phase == "prefill" else "drafts of" if sampled.draft else "decode of"
+        several = "s" if requests > 1 else ""
+        what = f"{requests} request{several}" if sampled.phase == "decode" else " + ".join(map(str, lengths))
+        what += ", snapshots" if snapshots else ""
+        sizes = {"T": tokens, "B": requests, "S": requests + 1 + len(snapshots), "N": MAX_DRAFT}
         yield f"{kind} {what}", sizes, segment
 
 

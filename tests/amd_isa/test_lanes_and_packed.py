@@ -7,6 +7,8 @@ import pytest
 import torch
 from amd_asm import LANES, run_asm
 
+from k3port.testing.amd_isa import EmuError
+
 F = np.float32
 N = (LANES + 100).tolist()
 
@@ -118,7 +120,7 @@ def test_upper_half_of_a_constant_as_f32_is_refused() -> None:
     ran = run_asm("v_pk_add_f32 v[0:1], v[2:3], 1.0 op_sel_hi:[1,0]", v=v)
     assert (ran.v(0, F)[0], ran.v(1, F)[0]) == (2.5, -1)
     assert run_asm("v_pk_add_f32 v[0:1], v[2:3], 0", v=v).v(1, F)[0] == -2
-    with pytest.raises(EmuError, match="upper half of the constant 1.0"):
+    with pytest.raises(EmuError, match=r"upper half of the constant 1\.0"):
         run_asm("v_pk_add_f32 v[0:1], v[2:3], 1.0", v=v)
 
 

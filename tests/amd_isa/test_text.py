@@ -40,7 +40,10 @@ def test_signs() -> None:
 
 def test_absolute_value_of_a_pair() -> None:
     inst = Instruction("v_add_f64 v[0:1], -|v[6:7]|, |s[2:3]| clamp")
-    assert [(o.kind, o.index, o.count, o.neg, o.abs) for o in inst.ops[1:]] == [("v", 6, 2, True, True), ("s", 2, 2, False, True)]
+    assert [(o.kind, o.index, o.count, o.neg, o.abs) for o in inst.ops[1:]] == [
+        ("v", 6, 2, True, True),
+        ("s", 2, 2, False, True),
+    ]
     assert list(inst.mods) == ["clamp"]
 
 

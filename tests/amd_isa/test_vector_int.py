@@ -178,3 +178,25 @@ def test_comparisons_write_masks() -> None:
     )
     assert ran.waves[0].ex == 6
     assert ran.v(0)[:4].tolist() == [0, 6, 6, 0]
+
+
+@pytest.mark.parametrize(
+    ("op", "a", "b", "c"),
+    [
+        ("u64_u32", 0xFFFFFFFF, 0xFFFFFFFF, (1 << 64) - 1),
+        ("u64_u32", 0xFFFFFFFF, 0xFFFFFFFF, 5),
+        ("u64_u32", 1, 1, (1 << 64) - 1),
+        ("i64_i32", -3, 5, 4),
+        ("i64_i32", -3, 5, 15),
+        ("i64_i32", -(2**31), -(2**31), 2**63 - 1),
+        ("i64_i32", -(2**31), 2**31 - 1, -(2**63)),
+        ("i64_i32", 7, 7, -50),
+    ],
+)
+def test_carry_of_the_wide_multiply_add(op: str, a: int, b: int, c: int) -> None:
+    """Bit 64 of the sum, for active lanes."""
+    v = {2: a, 3: b, 4: c & 0xFFFFFFFF, 5: c >> 32 & 0xFFFFFFFF}
+    ran = run_asm(f"v_mad_{op} v[0:1], s[4:5], v2, v3, v[4:5]", v=v, exec_mask=0xF0)
+    total = a * b + c
+    assert int(ran.v(0)[4]) | int(ran.v(1)[4]) << 32 == total & (1 << 64) - 1
+    assert (ran.s(4), ran.s(5)) == (0xF0 if total >> 64 & 1 else 0, 0)

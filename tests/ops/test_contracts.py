@@ -10,7 +10,7 @@ import torch
 from builtin_kernels import CPU, KERNELS, REGISTRY, dtype_name
 
 from k3port.ops.catalog import OPS, Phase
-from k3port.ops.contract import Contract, Sample
+from k3port.ops.contract import Contract, Sample, mutated
 from k3port.oracle.resolve import reject
 from k3port.oracle.spec import KernelSpec, Rejection
 from k3port.testing.harness import (
@@ -100,7 +100,7 @@ def test_kernel_matches_the_reference(
         if has_variant(own.args, contract.inputs, variant):
             report = check_sample(spec, contract, own, dtype, KERNELS, variant=variant, expected=expected)
             report.check()
-            assert len(report.outputs) == len(contract.outputs) + len(contract.mutates)
+            assert len(report.outputs) == len(contract.outputs) + len(mutated(contract, own.args))
 
 
 INVARIANT_CASES = [

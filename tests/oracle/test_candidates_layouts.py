@@ -67,17 +67,33 @@ def test_a_fused_prefill_claims_its_parts_in_its_own_phase() -> None:
 
 @pytest.mark.parametrize(
     ("drafts", "kernel"),
-    [(0, FUSED), (1, "cuda.flashinfer_kda_verify"), (7, "cuda.flashinfer_kda_verify")],
+    [(0, FUSED), (1, "portable.kda_decode_fused"), (7, "portable.kda_decode_fused")],
 )
-def test_drafts_are_verified_by_another_kernel(drafts: int, kernel: str) -> None:
+def test_drafts_are_verified_by_a_kernel_that_records_them(drafts: int, kernel: str) -> None:
+    """B75: without the record a rejected draft could not be taken back."""
     plan = k3_plan(target("b200"), query_tokens=1 + drafts)
-    assert would(plan, "kda", "decode").kernel == kernel
+    choice = would(plan, "kda", "decode")
+    assert choice.kernel == kernel
+    if drafts:
+        assert "leaves no record of the drafts" in detail(choice, "cuda.flashinfer_kda_verify")
+        assert would(plan, "kda_commit").kernel == "portable.kda_commit"
+    else:
+        assert "kda_commit" not in {s.op for s in plan.would_run}
 
 
-def test_more_drafts_than_any_fused_kernel_takes() -> None:
+def test_a_composite_that_verifies_is_made_of_parts_that_record() -> None:
+    """AITER's recurrence keeps one state per token instead; its parts are asked too."""
+    plan = k3_plan(target("mi355x"), query_tokens=8)
+    assert "leaves no record of the drafts" in detail(would(plan, "kda_core", "decode"), "rocm.aiter_kda_verify")
+    assert would(plan, "kda", "decode").kernel == "portable.kda_decode_fused"
+    assert would(plan, "short_conv", "decode").reason == "covered by portable.kda_decode_fused"
+
+
+def test_more_drafts_than_the_record_holds() -> None:
     choice = would(k3_plan(target("b200"), query_tokens=9), "kda", "decode")
     assert codes(choice)["cuda.flashinfer_kda_verify"] == codes(choice)[FUSED] == "AXIS"
-    assert choice.kernel == "portable.kda_decode_fused"
+    assert choice.kernel == ""
+    assert "records 8 tokens per request, asked for 9" in detail(choice, "portable.kda_decode_fused")
 
 
 def test_the_softplus_gate_is_refused_where_a_kernel_bounds_it() -> None:

@@ -17,7 +17,7 @@ from k3port.errors import CapacityError, CheckpointError, UsageError
 from k3port.model.config_file import load_config
 from k3port.model.step import Step
 from k3port.ops.catalog import OPS
-from k3port.ops.contract import map_tensors, relative_rms
+from k3port.ops.contract import map_tensors, mutated, relative_rms
 from k3port.ops.moe_weights import keep_stored, stack_dense
 from k3port.ops.quant import Mxfp4Tensor
 from k3port.ops.segment import make_segment
@@ -135,12 +135,9 @@ def test_references_make_no_tensor_on_the_host(op: str, dtype: torch.dtype) -> N
             for mine, theirs in zip(tensors([result]), tensors([expected]), strict=True):
                 assert is_foreign(mine), sample.name
                 assert torch.equal(mine.nan_to_num(), theirs.nan_to_num()), sample.name
-            for path in contract.mutates:
-                head, *rest = path.split(".")
-                mine, theirs = args[head], plain[head]
-                for name in rest:
-                    mine, theirs = getattr(mine, name), getattr(theirs, name)
-                assert torch.equal(mine.nan_to_num(), theirs.nan_to_num()), sample.name
+            theirs = mutated(contract, plain)
+            for path, mine in mutated(contract, args).items():
+                assert torch.equal(mine.nan_to_num(), theirs[path].nan_to_num()), sample.name
 
 
 # Steps.

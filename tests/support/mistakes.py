@@ -135,7 +135,9 @@ def recurrence(
 ) -> Callable[[Op], Op]:
     """The recurrence token by token, right with no switch set."""
 
-    def kda_core(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, segment: Segment) -> Tensor:
+    def kda_core(
+        q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, segment: Segment, drafts: None = None
+    ) -> Tensor:
         q, k = normalize_qk(q, k, v.dtype)
         out = torch.zeros_like(v)
         for (begin, end), slot in zip(segment.spans(), segment.slot_ids, strict=True):
@@ -237,7 +239,7 @@ def bias_in_the_weights(original: Op) -> Op:
 
 
 def reversed_taps(original: Op) -> Op:
-    return lambda x, weight, tail, segment: original(x, weight.flip(-1), tail, segment)
+    return lambda x, weight, tail, segment, record=None: original(x, weight.flip(-1), tail, segment, record)
 
 
 def swapped_experts(original: Op) -> Op:

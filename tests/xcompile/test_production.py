@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from k3port.oracle.spec import KernelSpec, Requires
-from k3port.testing.production import TPS, Call, NoProductionCall, production_calls, production_queries
+from k3port.testing.production import Call, NoProductionCall, production_calls, production_queries
+from k3port.testing.targets import TPS
 
 OPS = ("rms_norm", "gated_norm", "attn_res", "situ_mul", "kda_gate", "vision_patch", "sample")
 PHASED = ("short_conv", "kda_core", "kda")

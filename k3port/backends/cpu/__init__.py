@@ -75,6 +75,7 @@ KERNELS: tuple[KernelSpec, ...] = (
         phases=("decode",),
         requires=_CPU,
         layouts={"conv_state": "wp"},
+        records_drafts=True,
         priority=PRIORITY_PORTABLE,
     ),
     KernelSpec(
@@ -91,10 +92,11 @@ KERNELS: tuple[KernelSpec, ...] = (
         name="cpu.kda_core_step",
         op="kda_core",
         load="k3port.backends.cpu.kda:kda_core_step",
-        doc="all requests of a decode step at once",
+        doc="all requests of a decode step at once, drafts request by request",
         phases=("decode",),
         requires=Requires(vendors=("cpu",), state_dtypes=("float32",)),
         layouts={"kda_state": "vk:float32"},
+        records_drafts=True,
         priority=PRIORITY_PORTABLE,
     ),
     KernelSpec(

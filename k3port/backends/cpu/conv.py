@@ -6,23 +6,28 @@ import torch
 import torch.nn.functional as F
 
 from k3port.ops.contract import accumulation_dtype
-from k3port.ops.conv import short_conv
+from k3port.ops.conv import keep_inputs, short_conv
 from k3port.ops.segment import NULL_SLOT, Segment
 
 
-def short_conv_chunk(x: torch.Tensor, weight: torch.Tensor, tail: torch.Tensor, segment: Segment) -> torch.Tensor:
+def short_conv_chunk(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    tail: torch.Tensor,
+    segment: Segment,
+    record: torch.Tensor | None = None,
+) -> torch.Tensor:
     """See :func:`k3port.ops.conv.short_conv`: one multiply-add per tap over a whole request."""
     acc = accumulation_dtype(x)
     width = weight.shape[1]
     taps = weight.to(acc).T.contiguous()
     out = torch.zeros_like(x) if segment.has_padding else torch.empty_like(x)
-    for (begin, end), slot in zip(segment.spans(), segment.slot_ids, strict=True):
+    for request, ((begin, end), slot) in enumerate(zip(segment.spans(), segment.slot_ids, strict=True)):
         if slot == NULL_SLOT or begin == end:
             continue
         length = end - begin
         window = torch.cat((tail[slot].to(x.dtype), x[begin:end]))
-        if not segment.draft:
-            tail[slot] = window[length:].to(tail.dtype)
+        keep_inputs(window, length, slot, request, tail, segment, record)
         wide = window.to(acc)
         y = wide[:length] * taps[0]
         for j in range(1, width):
@@ -31,10 +36,16 @@ def short_conv_chunk(x: torch.Tensor, weight: torch.Tensor, tail: torch.Tensor, 
     return out
 
 
-def short_conv_step(x: torch.Tensor, weight: torch.Tensor, tail: torch.Tensor, segment: Segment) -> torch.Tensor:
+def short_conv_step(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    tail: torch.Tensor,
+    segment: Segment,
+    record: torch.Tensor | None = None,
+) -> torch.Tensor:
     """See :func:`k3port.ops.conv.short_conv`: one token per request at once, drafts request by request."""
     if segment.draft:
-        return short_conv_chunk(x, weight, tail, segment)
+        return short_conv_chunk(x, weight, tail, segment, record)
     if segment.has_padding:
         return short_conv(x, weight, tail, segment)
     acc = accumulation_dtype(x)

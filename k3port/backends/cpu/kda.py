@@ -7,10 +7,13 @@ arXiv 2406.06484, with the per-channel decay of arXiv 2510.26692).
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 from k3port.ops.contract import accumulation_dtype
-from k3port.ops.kda import kda_core, normalize_qk
+from k3port.ops.kda import kda_core
+from k3port.ops.kda_state import KdaDrafts, normalize_qk
 from k3port.ops.segment import NULL_SLOT, Segment
 
 CHUNK = 16
@@ -27,20 +30,26 @@ def kda_core_chunk(
     beta: torch.Tensor,
     state: torch.Tensor,
     segment: Segment,
+    drafts: KdaDrafts | None = None,
 ) -> torch.Tensor:
-    """See :func:`k3port.ops.kda.kda_core`."""
+    """See :func:`k3port.ops.kda.kda_core`, for prefill."""
+    del drafts
     acc = accumulation_dtype(v, g)
     q, k = normalize_qk(q, k, acc)
     v32, g, beta = v.to(acc), g.to(acc), beta.to(acc)
     out = torch.zeros_like(v) if segment.has_padding else torch.empty_like(v)
-    for (begin, end), slot in zip(segment.spans(), segment.slot_ids, strict=True):
+    for request, ((begin, end), slot) in enumerate(zip(segment.spans(), segment.slot_ids, strict=True)):
         if slot == NULL_SLOT or begin == end:
             continue
+        snapshots = {begin + tokens: kept for tokens, kept in segment.snapshots_of(request).items()}
         s = state[slot].to(acc)
-        for lo in range(begin, end, CHUNK * SLAB_CHUNKS):
-            rows = slice(lo, min(lo + CHUNK * SLAB_CHUNKS, end))
+        cuts = sorted({*range(begin, end, CHUNK * SLAB_CHUNKS), *snapshots, end})
+        for lo, hi in itertools.pairwise(cuts):
+            rows = slice(lo, hi)
             o, s = _slab(q[rows], k[rows], v32[rows], g[rows], beta[rows], s)
             out[rows] = o.to(v.dtype)
+            if hi in snapshots:
+                state[snapshots[hi]] = s.to(state.dtype)
         state[slot] = s.to(state.dtype)
     return out
 
@@ -95,10 +104,11 @@ def kda_core_step(
     beta: torch.Tensor,
     state: torch.Tensor,
     segment: Segment,
+    drafts: KdaDrafts | None = None,
 ) -> torch.Tensor:
-    """See :func:`k3port.ops.kda.kda_core`, for one token per request."""
-    if segment.has_padding:
-        return kda_core(q, k, v, g, beta, state, segment)
+    """See :func:`k3port.ops.kda.kda_core`: one token per request at once, drafts request by request."""
+    if segment.has_padding or segment.draft:
+        return kda_core(q, k, v, g, beta, state, segment, drafts)
     acc = accumulation_dtype(v, g)
     q, k = normalize_qk(q, k, acc)
     # One request works on its slot itself; several are gathered, updated together and written back.

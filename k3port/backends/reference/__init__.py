@@ -57,9 +57,12 @@ KERNELS: tuple[KernelSpec, ...] = (
     _wrap("gated_norm", "norm:gated_norm"),
     _wrap("attn_res", "residual:attn_res"),
     _wrap("situ_mul", "activation:situ_mul"),
-    _wrap("short_conv", "conv:short_conv", layouts={"conv_state": "wp"}),
+    _wrap("short_conv", "conv:short_conv", layouts={"conv_state": "wp"}, records_drafts=True),
     _wrap("kda_gate", "kda:kda_gate"),
-    _wrap("kda_core", "kda:kda_core", layouts={"kda_state": "vk:float32"}, requires=_FLOAT32_STATE),
+    _wrap(
+        "kda_core", "kda:kda_core", layouts={"kda_state": "vk:float32"}, requires=_FLOAT32_STATE, records_drafts=True
+    ),
+    _wrap("kda_commit", "kda_commit:kda_commit", layouts=_STATE, requires=_FLOAT32_STATE),
     _wrap("mla_append", "mla:mla_append", layouts=_CACHE),
     _wrap("moe_route", "moe:moe_route"),
     _wrap(
@@ -92,7 +95,7 @@ KERNELS: tuple[KernelSpec, ...] = (
         layouts=_CACHE,
         fallback=True,
     ),
-    _composite("kda", "make_kda", layouts=_STATE, requires=_FLOAT32_STATE),
+    _composite("kda", "make_kda", layouts=_STATE, requires=_FLOAT32_STATE, records_drafts=True),
     _composite("mla", "make_mla_expanded", "_expanded", ("prefill",), layouts=_CACHE),
     _composite("mla", "make_mla_absorbed", "_absorbed", ("decode",), layouts=_CACHE),
     _composite("moe", "make_moe"),

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from k3port.ops.kda import KdaParams, KdaState, split_heads
+from k3port.ops.kda import split_heads
+from k3port.ops.kda_state import KdaParams, KdaState, required_record
 from k3port.ops.mla import MlaParams, absorb_query, apply_output_gate, expand_output
 from k3port.ops.moe import RouterParams
 from k3port.ops.segment import Segment
@@ -26,9 +27,11 @@ def make_kda(short_conv: Op, kda_gate: Op, kda_core: Op, gated_norm: Op) -> Op:
         state: KdaState,
         segment: Segment,
     ) -> Tensor:
-        q, k, v = split_heads(short_conv(qkv, params.conv, state.conv, segment), params.num_heads)
+        drafts = required_record(segment, state.drafts)
+        inputs = None if drafts is None else drafts.x
+        q, k, v = split_heads(short_conv(qkv, params.conv, state.conv, segment, inputs), params.num_heads)
         g, beta = kda_gate(gate_raw, beta_logit, params.A_log, params.dt_bias, params.lower_bound)
-        o = kda_core(q, k, v, g, beta, state.recurrent, segment)
+        o = kda_core(q, k, v, g, beta, state.recurrent, segment, drafts)
         return gated_norm(o, out_gate.view(o.shape), params.o_norm, params.norm_eps).flatten(1)
 
     return kda

@@ -39,8 +39,10 @@ def _odd_sum(a: Array, b: Array) -> Array:
     return np.where((error != 0) & even, np.nextafter(s, np.where(error > 0, np.inf, -np.inf)), s)
 
 
-def _exact(a: float, b: float, c: float) -> float:
+def _exact(a: float, b: float, c: float, zero: float) -> float:
     x = Fraction(a) * Fraction(b) + Fraction(c)
+    if x == 0:
+        return zero
     try:
         return float(x)
     except OverflowError:
@@ -49,6 +51,11 @@ def _exact(a: float, b: float, c: float) -> float:
 
 def fma64(a: Array, b: Array, c: Array) -> Array:
     """f64 numbers -> a * b + c with one rounding."""
+    with np.errstate(all="ignore"):
+        return _fused(a, b, c)
+
+
+def _fused(a: Array, b: Array, c: Array) -> Array:
     a, b, c = np.broadcast_arrays(np.asarray(a, f64), np.asarray(b, f64), np.asarray(c, f64))
     plain = np.where(np.isfinite(a) & np.isfinite(b) & np.isinf(c), c, a * b + c)
     high, low = _two_product(a, b)
@@ -61,6 +68,5 @@ def fma64(a: Array, b: Array, c: Array) -> Array:
     safe = np.all([((s > 1e-140) | (s == 0)) & (s < 1e150) for s in size], 0) & ((high != 0) | (a == 0) | (b == 0))
     for k in np.argwhere(finite & ~safe):
         i = tuple(k)
-        x = _exact(float(a[i]), float(b[i]), float(c[i]))
-        r[i] = plain[i] if x == plain[i] == 0 else x
+        r[i] = _exact(float(a[i]), float(b[i]), float(c[i]), float(plain[i]))
     return r

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from k3port.errors import NumericsError
-from k3port.ops.contract import cloned, relative_rms, resolve_path, upcast
+from k3port.ops.contract import cloned, mutated, relative_rms, resolve_path, upcast
 from k3port.testing.bench.workload import Answer, Args, Op, Workload
 from k3port.testing.harness import PEAK_FACTOR, poisoned_memory, sealed_table
 
@@ -42,7 +42,7 @@ def answer_of(workload: Workload, args: Args) -> Answer:
     wide = upcast(args)
     with sealed_table():
         outputs = _as_tuple(contract.reference(**wide))
-    return Answer(outputs, {path: resolve_path(wide, path) for path in contract.mutates})
+    return Answer(outputs, mutated(contract, wide))
 
 
 def pass_gate(kernel: str, function: Op, workload: Workload, case: str, args: Args, answer: Answer) -> GateReport:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from k3port.ops.catalog import Phase
-from k3port.ops.contract import Contract, Invariant, Sample, resolve_path
+from k3port.ops.contract import Contract, Invariant, Sample, mutated, resolve_path
 from k3port.ops.segment import Segment
 from k3port.oracle.predicates import reject
 from k3port.oracle.spec import KernelSpec, Rejection, Target
@@ -61,12 +62,14 @@ def invariant_refusal(
     Args:
         calls: which calls the kernel gets at all; the others go to the reference.
     """
-    kernel = build_kernel(spec, kernels, phase)
+    kernel, signature = build_kernel(spec, kernels, phase), inspect.signature(contract.reference)
     used, refusals = False, []
 
     def function(*args: Any, **kwargs: Any) -> Any:
         nonlocal used
-        call = {**dict(zip(contract.inputs, args, strict=False)), **kwargs}
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        call = dict(bound.arguments)
         refusal = _refusal(spec, contract, call, dtype, target)
         if refusal is None and calls is not None and not calls(Sample("invariant", call)):
             refusal = Rejection(spec.name, "AXIS", "the calls of this invariant are not run here, for their size")
@@ -78,8 +81,8 @@ def invariant_refusal(
             return kernel(**call)
         there = moved(call, device)
         result = kernel(**there)
-        for path in contract.mutates:
-            resolve_path(call, path).copy_(resolve_path(there, path))
+        for path, tensor in mutated(contract, call).items():
+            tensor.copy_(resolve_path(there, path))
         return map_paths(result, lambda tensor, _: tensor.cpu())
 
     with poisoned_memory() as guards:

@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 
 from k3port.ops.catalog import OPS, Phase
-from k3port.ops.contract import Contract, Sample, cloned, resolve_path, upcast
+from k3port.ops.contract import Contract, Sample, cloned, mutated, resolve_path, upcast
 from k3port.ops.moe import RouterParams
 from k3port.ops.moe_weights import StoredExperts
 from k3port.ops.table import OpTable
@@ -67,7 +67,7 @@ def sample_phase(contract: Contract, sample: Sample) -> Phase | None:
     return contract.phase or sample.args["segment"].phase
 
 
-_STATE_FIELDS = {"kda_core": "state", "kda": "state.recurrent"}
+_STATE_FIELDS = {"kda_core": "state", "kda": "state.recurrent", "kda_commit": "state.recurrent"}
 """Where an op keeps the recurrent state; its dtype is chosen apart from that of the activations."""
 
 
@@ -160,7 +160,7 @@ def expect(contract: Contract, sample: Sample, dtype: torch.dtype) -> Expected:
         wide = upcast(sample.args)
         outputs = as_tuple(contract.reference(**wide))
         narrow = as_tuple(contract.reference(**narrow_args))
-    updated = {path: resolve_path(wide, path) for path in contract.mutates}
+    updated, in_dtype = mutated(contract, wide), mutated(contract, narrow_args)
     plain = {n: plain_error(a, b) for n, a, b in zip(contract.outputs, narrow, outputs, strict=False)}
-    plain |= {path: plain_error(resolve_path(narrow_args, path), wanted) for path, wanted in updated.items()}
+    plain |= {path: plain_error(in_dtype[path], wanted) for path, wanted in updated.items()}
     return Expected(outputs, updated, tuple((t.shape, t.dtype) for t in narrow), plain)

@@ -14,9 +14,8 @@ import triton
 
 from k3port.oracle.spec import KernelSpec
 from k3port.testing.kernel_code import PART_S
-from k3port.testing.production import TPS
 from k3port.testing.subject import triton_kernels
-from k3port.testing.targets import TARGETS, platform_target, shared_limit
+from k3port.testing.targets import TARGETS, TPS, platform_target, shared_limit
 from k3port.testing.xcompile.cache import Cache, default_cache_dir
 from k3port.testing.xcompile.compiler import Compiled
 from k3port.testing.xcompile.jobs import Job, gather

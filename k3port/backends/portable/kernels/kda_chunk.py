@@ -20,7 +20,8 @@ from k3port.backends.portable.kernels.kda_intra import (
 )
 from k3port.backends.portable.kernels.kda_scan import kda_scan_kernel
 from k3port.backends.portable.launch import Config, tuned
-from k3port.ops.segment import Segment
+from k3port.ops.kda_state import KdaDrafts
+from k3port.ops.segment import SNAPSHOT_TOKENS, Segment
 
 CANDIDATES = {
     "pairs_warps": (1, 2),
@@ -134,7 +135,7 @@ def chunk_forward(
         v: ``[T, H, V]``.
         g: ``[T, H, K]``: log decays, or what :class:`Decay` turns into them.
         beta: ``[T, H]``: write strengths, or their logits where the kernel computes the gate.
-        state: ``[S, H, V, K]`` contiguous, float32 or bfloat16; updated at the segment's slots.
+        state: ``[S, H, V, K]`` contiguous, float32 or bfloat16; updated at the segment's slots and its snapshots.
 
     Returns:
         ``[T, H, V]`` in the dtype of ``v``; rows of padding requests are zero.
@@ -248,7 +249,7 @@ def _intra(inputs: _Inputs, buffer: _Scratch, first: int, count: int) -> None:
 
 
 def _scan(inputs: _Inputs, buffer: _Scratch, state: torch.Tensor, out: torch.Tensor, first: int, count: int) -> None:
-    config, segment = inputs.config, inputs.segment
+    config, segment, snapshots = inputs.config, inputs.segment, inputs.segment.snapshot_slots
     heads, key_dim, value_dim = inputs.k.shape[1], inputs.k.shape[2], inputs.v.shape[2]
     block_v = max(16, min(config["block_v"], triton.next_power_of_2(value_dim)))
     kda_scan_kernel[(triton.cdiv(value_dim, block_v), heads, len(segment.lengths))](
@@ -262,9 +263,11 @@ def _scan(inputs: _Inputs, buffer: _Scratch, state: torch.Tensor, out: torch.Ten
         out,
         segment.cu_seqlens,
         segment.slots,
+        snapshots,
         out.stride(0),
         first,
         count,
+        0 if snapshots is None else snapshots.shape[1],
         H=heads,
         K=key_dim,
         V=value_dim,
@@ -272,6 +275,8 @@ def _scan(inputs: _Inputs, buffer: _Scratch, state: torch.Tensor, out: torch.Ten
         BV=block_v,
         C=1 << config["bits"],
         STAGES=config["scan_stages"],
+        SNAPSHOTS=snapshots is not None,
+        PERIOD=SNAPSHOT_TOKENS,
         num_warps=config["scan_warps"],
     )
 
@@ -284,6 +289,8 @@ def kda_core_chunk(
     beta: torch.Tensor,
     state: torch.Tensor,
     segment: Segment,
+    drafts: KdaDrafts | None = None,
 ) -> torch.Tensor:
-    """See :func:`k3port.ops.kda.kda_core`."""
+    """See :func:`k3port.ops.kda.kda_core`, for prefill."""
+    del drafts
     return chunk_forward(q, k, v, g, beta, Decay(), state, segment)

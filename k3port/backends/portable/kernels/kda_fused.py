@@ -13,9 +13,10 @@ import triton.language as tl
 
 from k3port.backends.portable.kernels.kda_intra import BOUNDED, SOFTPLUS, log_decay
 from k3port.backends.portable.kernels.kda_step import delta_step, unit
+from k3port.backends.portable.kernels.kda_verify import kda_verify
 from k3port.backends.portable.kernels.lib import LOG2E, cast, exp2, sigmoid
 from k3port.backends.portable.launch import tuned
-from k3port.ops.kda import KdaParams, KdaState
+from k3port.ops.kda_state import KdaParams, KdaState
 from k3port.ops.segment import Segment
 
 CANDIDATES = {"block_v": (16, 32, 64, 128), "num_warps": (2, 4, 8)}
@@ -88,7 +89,7 @@ def kda_fused_kernel(  # type: ignore[no-untyped-def]
     z += tl.load(bias_ptr + channel, mask=live, other=0.0)
     g = log_decay(z, live, 0.0, tl.exp2(tl.load(a_ptr + h) * LOG2E), bound, GATE)
     beta = sigmoid(tl.load(beta_ptr + row * beta_stride + h).to(tl.float32))
-    s, o = delta_step(s, unit(q) * D**-0.5, unit(k), v, exp2(g), beta)
+    s, o, _ = delta_step(s, unit(q) * D**-0.5, unit(k), v, exp2(g), beta)
     # A number may lie in several warps: all must have read it before one writes.
     tl.debug_barrier()
     tl.store(state, cast(s, state_ptr.dtype.element_ty), mask=mask)
@@ -133,7 +134,9 @@ def kda_decode(
     state: KdaState,
     segment: Segment,
 ) -> torch.Tensor:
-    """See :func:`k3port.ops.kda.kda`, for one token per request."""
+    """See :func:`k3port.ops.kda.kda`, for decode: one token per request, or drafts."""
+    if segment.draft:
+        return kda_verify(qkv, gate_raw, beta_logit, out_gate, params, state, segment)
     requests = qkv.shape[0]
     heads, dim = params.num_heads, params.head_dim
     out = torch.empty((requests, heads * dim), dtype=qkv.dtype, device=qkv.device)

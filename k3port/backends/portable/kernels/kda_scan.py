@@ -2,7 +2,8 @@
 
     D = U - W S^T,  O = (q exp G) S^T + QK D,  S <- S exp(G_n) + D^T (k exp(G_n - G))
 
-The state stays in float32 registers; its copy for the products has the activation dtype.
+The state stays in float32 registers; its copy for the products has the activation dtype. Where the segment asks for it,
+the state at the end of a chunk is also written to the slot of a snapshot, which no request of the step uses.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ def kda_scan_kernel(  # type: ignore[no-untyped-def]
     out_ptr,
     cu_ptr,
     slot_ptr,
+    snapshot_ptr,
     out_stride,
     first_chunk,
     num_chunks,
+    snapshot_stride,
     H: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
@@ -35,6 +38,8 @@ def kda_scan_kernel(  # type: ignore[no-untyped-def]
     BV: tl.constexpr,
     C: tl.constexpr,
     STAGES: tl.constexpr,
+    SNAPSHOTS: tl.constexpr,
+    PERIOD: tl.constexpr,
 ):
     vb = tl.program_id(0)
     h = tl.program_id(1)
@@ -79,6 +84,14 @@ def kda_scan_kernel(  # type: ignore[no-untyped-def]
         here = (begin + n * C + rows).to(tl.int64)[:, None] * out_stride + h * V + vc[None, :]
         live = (n * C + rows < tokens)[:, None] & v_in
         tl.store(out_ptr + here, cast(o, out_ptr.dtype.element_ty), mask=live)
+        if SNAPSHOTS:
+            done = (n + 1) * C
+            due = (done <= tokens) & (done % PERIOD == 0)
+            place = snapshot_ptr + request * snapshot_stride + done // PERIOD - 1
+            kept = tl.load(place, mask=due, other=0).to(tl.int64)
+            copy = state_ptr + ((kept * H + h) * V + vc[None, :]) * K + kc[:, None]
+            # Most chunks store nothing; a mask costs the loop less than a branch.
+            tl.store(copy, cast(s, state_ptr.dtype.element_ty), mask=(kc < tl.where(kept > 0, K, 0))[:, None] & v_in)
     # A number may lie in several warps: all must have read it before one writes.
     tl.debug_barrier()
     tl.store(state, cast(s, state_ptr.dtype.element_ty), mask=s_mask)

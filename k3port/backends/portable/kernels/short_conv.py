@@ -18,7 +18,7 @@ import triton.language as tl
 
 from k3port.backends.portable.kernels.lib import sigmoid
 from k3port.backends.portable.launch import tuned
-from k3port.ops.segment import MAX_DRAFT, Segment
+from k3port.ops.segment import MAX_DRAFT, SNAPSHOT_TOKENS, Segment
 
 
 @triton.jit
@@ -59,7 +59,7 @@ def _load_taps(w_ptr, cols, P: tl.constexpr, W: tl.constexpr):  # type: ignore[n
     return taps
 
 
-@triton.jit(do_not_specialize=["requests"])
+@triton.jit(do_not_specialize=["requests", "snapshot_stride"])
 def short_conv_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
     w_ptr,
@@ -67,14 +67,20 @@ def short_conv_kernel(  # type: ignore[no-untyped-def]
     y_ptr,
     cu_ptr,
     slots_ptr,
+    snapshot_ptr,
+    record_ptr,
     x_stride,
     slot_stride,
     tail_stride,
     requests,
+    snapshot_stride,
     P: tl.constexpr,
     W: tl.constexpr,
     ONE_CHUNK: tl.constexpr,
     UPDATE: tl.constexpr,
+    SNAPSHOTS: tl.constexpr,
+    PERIOD: tl.constexpr,
+    RECORD: tl.constexpr,
     BLOCK_P: tl.constexpr,
     CHUNK: tl.constexpr,
     ROWS: tl.constexpr,
@@ -115,7 +121,24 @@ def short_conv_kernel(  # type: ignore[no-untyped-def]
                     total += window[r + j].to(tl.float32) * taps[j]
                 result = (total * sigmoid(total)).to(y_ptr.dtype.element_ty)
                 tl.store(y_row + (first + r) * P + cols, result, mask=_where(cols, P, first + r < count))
+                if RECORD > 0:
+                    here = _where(cols, width, first + r < count)
+                    kept_row = record_ptr + (slot * RECORD + first + r) * P + cols
+                    tl.store(kept_row, window[r + W - 1].to(record_ptr.dtype.element_ty), mask=here)
             held = window[ROWS:]
+        if SNAPSHOTS:
+            for n in tl.static_range((CHUNK + PERIOD - 1) // PERIOD):
+                # Counted from the chunk's first token: all rows that a snapshot needs lie in this request.
+                done = (offset // PERIOD + 1 + n) * PERIOD
+                due = (done <= offset + count) & (slot != 0)
+                place = snapshot_ptr + request * snapshot_stride + done // PERIOD - 1
+                target = tl.load(place, mask=due, other=0).to(tl.int64)
+                for j in tl.static_range(W - 1):
+                    here = _where(cols, P, target > 0)
+                    row = (done - offset + j - (W - 1)).to(tl.int64)
+                    new = tl.load(x_row + row * x_stride + cols, mask=here, other=0.0)
+                    copy = tail_ptr + target * slot_stride + j * tail_stride + cols
+                    tl.store(copy, new.to(tail_ptr.dtype.element_ty), mask=here)
         if UPDATE:  # noqa: SIM102 (one is known when compiling, the other is not)
             if offset == 0:
                 kept = ()
@@ -185,7 +208,13 @@ def _fitted(config: Mapping[str, int], channels: int) -> Mapping[str, int]:
     return {**config, "BLOCK_P": triton.next_power_of_2(channels)}
 
 
-def short_conv(x: torch.Tensor, weight: torch.Tensor, tail: torch.Tensor, segment: Segment) -> torch.Tensor:
+def short_conv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    tail: torch.Tensor,
+    segment: Segment,
+    record: torch.Tensor | None = None,
+) -> torch.Tensor:
     """See :func:`k3port.ops.conv.short_conv`. Reads only device tensors of the segment, so a step can be captured."""
     x = x if x.stride(1) == 1 else x.contiguous()
     tokens, channels = x.shape
@@ -204,6 +233,7 @@ def short_conv(x: torch.Tensor, weight: torch.Tensor, tail: torch.Tensor, segmen
         return y
     config = _fitted(tuned("short_conv", most=MAX_DRAFT if segment.draft else tokens, P=channels), channels)
     # Drafts fill one chunk per request at most; otherwise the kernel finds a chunk's request itself.
+    snapshots = segment.snapshot_slots
     chunks = requests if segment.draft else tokens // config["CHUNK"] + requests
     short_conv_kernel[(chunks * triton.cdiv(channels, config["BLOCK_P"]),)](
         x,
@@ -212,12 +242,18 @@ def short_conv(x: torch.Tensor, weight: torch.Tensor, tail: torch.Tensor, segmen
         y,
         segment.cu_seqlens,
         segment.slots,
+        snapshots,
+        record if segment.draft else None,
         *strides,
         requests,
+        0 if snapshots is None else snapshots.shape[1],
         P=channels,
         W=width,
         ONE_CHUNK=segment.draft,
         UPDATE=not segment.draft,
+        SNAPSHOTS=snapshots is not None,
+        PERIOD=SNAPSHOT_TOKENS,
+        RECORD=0 if record is None or not segment.draft else record.shape[1],
         **config,
     )
     return y

@@ -26,6 +26,7 @@ def case(phase: Phase, requests: int, tokens: int, channels: int = CHANNELS, qui
             "weight": torch.randn(channels, TAPS, device=device, generator=gen) * 0.5,
             "tail": torch.randn(requests + 1, TAPS - 1, channels, device=device, generator=gen).bfloat16(),
             "segment": make_segment(phase, lengths, slots, device=device),
+            "record": None,
         }
 
     name = f"B{requests}" if phase == "decode" else f"{requests}x{tokens // requests}"
