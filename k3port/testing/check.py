@@ -92,7 +92,7 @@ class KernelCheck:
     def numeric_faults(self) -> tuple[str, ...]:
         """Faults of numbers, bounds and synchronisation."""
         found = [f"{run.where}: {fault}" for run in self.suites for fault in run.report.grouped_faults]
-        found += [f"emulation: {fault}" for emulation in self.emulations for fault in emulation.faults]
+        found += [f"emulation: {fault}" for emulation in self.emulations for fault in emulation.grouped_faults]
         return tuple(found)
 
     @property
@@ -273,9 +273,7 @@ def _places(spec: KernelSpec, registry: Registry) -> list[_Place]:
     for_gpus = not spec.is_reference and (_is_for(spec, "nvidia") or _is_for(spec, "amd"))
     gpu = _profile_here() if for_gpus and torch.cuda.is_available() else None
     if gpu is not None and _is_for(spec, gpu.vendor):
-        places.append(
-            _Place(f"GPU, {_gpu_name()}", gpu.name, lambda *how: _suite(spec, registry, gpu, "cuda", *how))
-        )
+        places.append(_Place(f"GPU, {_gpu_name()}", gpu.name, lambda *how: _suite(spec, registry, gpu, "cuda", *how)))
     # Before the CPU: a record that names no vendor is for every one, and Triton's functions need a GPU all the same.
     if is_triton(spec):
         if not places:

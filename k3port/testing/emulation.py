@@ -77,10 +77,18 @@ class EmulationReport:
     @property
     def faults(self) -> tuple[str, ...]:
         """All that is wrong, a sentence each. A surviving mutant is no fault."""
-        found = list(self.suite.grouped_faults)
+        return (*self.suite.faults, *self._others())
+
+    @property
+    def grouped_faults(self) -> tuple[str, ...]:
+        """The same, where equal faults of several samples are one sentence."""
+        return (*self.suite.grouped_faults, *self._others())
+
+    def _others(self) -> tuple[str, ...]:
+        found: list[str] = []
         found += [f"{self.kernel}, {self.arch}: race in LDS: {race}" for race in self.races]
         found += [f"{self.kernel}, {self.arch}: unknown instruction: {text}" for text in self.unknown]
-        if self.suite.ran and not self.launches:
+        if self.suite.ran and not self.launches and not self.suite.faults:
             found.append(
                 f"{self.kernel}, {self.arch}: nothing was launched: no sample has any rows, or it is no Triton"
             )

@@ -110,10 +110,11 @@ def _interpreted(name: str, options: Sequence[str], timeout_s: float, end: float
     """One kernel; a case that ends its process, or does not end, is a fault, and the others get a new process."""
     from k3port.testing.suite import SuiteReport
 
-    cases: dict[Case, CaseReport] = {}
+    cases: list[CaseReport] = []
     for deaths in range(1, MAX_DEATHS + 1):
-        found = run_child(name, options, list(cases), end, case_s)
-        cases |= {(case.dtype, case.sample, case.variant): case for case in found.cases}
+        done = [(case.dtype, case.sample, case.variant) for case in cases]
+        found = run_child(name, options, done, end, case_s)
+        cases += found.cases
         if found.over:
             break
         if found.case is None:
@@ -123,10 +124,10 @@ def _interpreted(name: str, options: Sequence[str], timeout_s: float, end: float
         else:
             words = f"the interpreter's process {found.how}"
             words += f"; after {deaths} such cases the rest was not run" if deaths == MAX_DEATHS else ""
-        cases[found.case] = _crashed(name, found.op, found.case, words)
+        cases.append(_crashed(name, found.op, found.case, words))
         if time.monotonic() >= end:
             break
-    return SuiteReport(name, tuple(cases.values()))
+    return SuiteReport(name, tuple(cases))
 
 
 def _crashed(kernel: str, op: str, case: Case, fault: str) -> CaseReport:
@@ -226,7 +227,6 @@ def _suite(spec: KernelSpec, kernels: Sequence[KernelSpec], options: argparse.Na
         kernels,
         target=load_profiles()[options.platform].target(),
         started=lambda *case: tell(started=case, op=spec.op),
-        finished=lambda case: tell(case=dataclasses.asdict(case)),
         skipped=lambda *case: case in done,
         # The process that started this one ends it where that is needed, also inside of C.
         budget=Budget(options.case_seconds, PART_S),
@@ -235,11 +235,22 @@ def _suite(spec: KernelSpec, kernels: Sequence[KernelSpec], options: argparse.Na
     dtypes = sorted(options.dtypes, key=lambda dtype: not admits_dtype(spec, dtype))
     first, *others = (getattr(torch, dtype) for dtype in dtypes)
     order, *orders = options.variants
+
+    def finished(case: CaseReport) -> None:
+        tell(case=dataclasses.asdict(case))
+
     wanted = _load(options.samples)
-    run(dtypes=[first], variants=[order], samples=wanted, invariants=not options.no_invariants)
-    run(dtypes=others, variants=[order], samples=wanted, invariants=False)
+    run(finished=finished, dtypes=[first], variants=[order], samples=wanted, invariants=not options.no_invariants)
+    run(finished=finished, dtypes=others, variants=[order], samples=wanted, invariants=False)
     if orders:
-        run(dtypes=[first], variants=orders, samples=_ordinary(spec, first, wanted), invariants=False)
+        # What is refused has been told.
+        run(
+            finished=lambda case: None if case.report is None else tell(case=dataclasses.asdict(case)),
+            dtypes=[first],
+            variants=orders,
+            samples=_ordinary(spec, first, wanted),
+            invariants=False,
+        )
     tell(over=spec.name)
 
 

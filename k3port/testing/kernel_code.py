@@ -192,7 +192,8 @@ def _load(load: str) -> str:
 def ended(status: int) -> str:
     """How a process ended that should not have, in words."""
     if status < 0:
-        return f"the process ended with status {status} ({_signal(-status)}: a wild address?)"
+        wild = -status in (signal.SIGSEGV, getattr(signal, "SIGBUS", 0))
+        return f"the process ended with status {status} ({'a wild address?' if wild else _signal(-status)})"
     return f"the process ended with status {status}, as os._exit does"
 
 

@@ -184,9 +184,12 @@ def test_lds() -> None:
 
 
 def test_unwritten_lds_and_registers_are_nan() -> None:
-    ran = run_asm(["ds_read_b32 v0, v1", "v_add_f32 v3, v2, 1.0"], v={1: offsets(4)}, lds=256)
+    ran = run_asm(
+        ["ds_read_b32 v0, v1", "v_add_f32 v3, v2, 1.0", "v_pk_add_f16 v4, v5, v5"], v={1: offsets(4)}, lds=256
+    )
     assert np.isnan(ran.v(0, np.float32)).all()
     assert np.isnan(ran.v(3, np.float32)).all()
+    assert np.isnan(ran.v(4, np.float16)).all()
     assert np.isnan(np.uint32(ran.s(40)).view(np.float32))
 
 

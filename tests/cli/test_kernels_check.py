@@ -18,7 +18,7 @@ import pytest
 from k3port.cli import check as command
 from k3port.cli.kernels import kernels
 from k3port.errors import ExitCode
-from k3port.oracle.spec import KernelSpec
+from k3port.oracle.spec import KernelSpec, Requires
 from k3port.plugins import Registry, make_registry
 from k3port.testing import subject
 
@@ -197,7 +197,13 @@ def test_a_triton_kernel_in_the_interpreter(k3port: Any) -> None:
         (("cpu.linear", "--isa", "gfx90a"), "--isa: 'gfx90a' is not one of", "k3port kernels check --help"),
         (("cpu.linear", "--target", "sm_75"), "--target: 'sm_75' is not one of", "k3port kernels check --help"),
         (("cpu.linear", "--dtype", "int8"), "--dtype: 'int8' is not one of", "k3port kernels check --help"),
-        (("cpu.linear", "--tp", "0"), "--tp: 0 is not in the range", "k3port kernels check --help"),
+        (
+            ("cpu.linear", "--tp", "3"),
+            "--tp: '3' is not one of '1', '2', '4', '8', '16'",
+            "k3port kernels check --help",
+        ),
+        (("cpu.linear", "--timeout", "0"), "--timeout: 0 is not in the range", "k3port kernels check --help"),
+        (("cpu.linear", "--tp", "0"), "--tp: '0' is not one of '1', '2', '4'", "k3port kernels check --help"),
         (("cpu.linear", "--isa", "none", "--isa", "gfx950"), "none together with others", "give none alone"),
         (("cpu.linear", "--isa", "none", "--mutate", "3"), "--mutate without an instruction set", "give --isa"),
         (("cpu.linear", "-v", "-q"), "both --verbose and --quiet", "give one"),
@@ -208,6 +214,115 @@ def test_usage(k3port: Any, args: tuple[str, ...], message: str, hint: str) -> N
     assert (result.code, result.out) == (ExitCode.USAGE, "")
     assert f"error: {message}" in result.err
     assert re.search(rf"^hint: .*{re.escape(hint)}", result.err, re.M)
+
+
+def test_interpretation_in_the_environment_is_refused(k3port: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    result = k3port("kernels", "check", "cpu.rms_norm")
+    assert (result.code, result.out) == (ExitCode.USAGE, "")
+    assert "error: TRITON_INTERPRET is set" in result.err and "hint: unset it" in result.err
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    assert k3port("kernels", "check", "cpu.rms_norm", "--dtype", "float32").code == ExitCode.OK
+
+
+@NEEDS_TRITON
+def test_a_triton_that_cannot_be_imported(k3port: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "triton").mkdir()
+    (tmp_path / "triton" / "__init__.py").write_text("raise ImportError('libcuda is\\nmissing')")
+    code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from k3port.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    asked = [sys.executable, "-c", code, str(tmp_path), "kernels", "check", "portable.rms_norm"]
+    done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (ExitCode.FAILED, "")
+    assert done.stderr == (
+        "error: kernel portable.rms_norm is written in Triton, which is not installed, or cannot be imported\n"
+        "  - ImportError: libcuda is missing\nhint: pip install triton; it needs no GPU here\n"
+    )
+
+
+def loose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, **requires: Any) -> KernelSpec:
+    """A kernel in a module of its own, which is not imported yet."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "loose_kernel", raising=False)
+    (tmp_path / "loose_kernel.py").write_text(source)
+    fields = {"vendors": ("cpu",), **requires}
+    return KernelSpec("loose.kernel", "rms_norm", "loose_kernel:f", "x", (), Requires(**fields))
+
+
+def test_a_module_that_does_not_load_has_a_report(k3port: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with_kernels(monkeypatch, loose(tmp_path, monkeypatch, "import no_such_module"))
+    fault = "its module cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"
+    result = k3port("kernels", "check", "loose.kernel", "--json")
+    assert result.code == ExitCode.FAILED
+    document = json.loads(result.out)
+    assert document["faults"] == [fault] and document["contract"] == [] and document["not_run"] == ["everything"]
+    text = k3port("kernels", "check", "loose.kernel").out
+    assert text.startswith("## loose.kernel: 1 fault\n") and f"- {fault}\n" in text
+
+
+def test_a_kernel_that_prints_leaves_one_document(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source = (
+        "import os, torch\nprint('imported')\n"
+        "def f(x, weight, eps):\n    print('{noise'); os.write(1, b'more')\n    return x * 2\n"
+    )
+    with_kernels(monkeypatch, loose(tmp_path, monkeypatch, source))
+    from k3port.cli.main import main
+
+    assert main(["kernels", "check", "loose.kernel", "--dtype", "float32", "--json"]) == ExitCode.NUMERICS
+    found = capfd.readouterr()
+    assert json.loads(found.out)["kernel"] == "loose.kernel"
+    assert "{noise" in found.err and "more" in found.err
+
+
+def test_equal_faults_are_one_sentence(k3port: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with_kernels(monkeypatch, loose(tmp_path, monkeypatch, "def f(x, weight, eps):\n    raise SystemExit('bye')"))
+    result = k3port("kernels", "check", "loose.kernel", "--dtype", "float32")
+    assert result.code == ExitCode.NUMERICS
+    assert re.search(r"^- CPU: loose\.kernel, in \d+ cases, first float32, '.*': SystemExit: .* bye$", result.out, re.M)
+
+
+TRITON = """
+import torch, triton, triton.language as tl
+@triton.jit
+def kernel(x_ptr):
+    tl.store(x_ptr, 0.0)
+def f(x, weight, eps):
+    kernel[(1,)](x)
+    return x
+"""
+
+
+@NEEDS_TRITON
+def test_triton_that_the_record_does_not_name(k3port: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with_kernels(monkeypatch, loose(tmp_path, monkeypatch, TRITON, vendors=("nvidia", "amd")))
+    result = k3port("kernels", "check", "loose.kernel")
+    assert result.code == ExitCode.FAILED
+    assert "nothing was run; its module has Triton functions: packages must name triton" in result.err
+
+
+@NEEDS_TRITON
+def test_a_triton_kernel_for_any_vendor_is_interpreted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from k3port.testing.check import _places
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    spec = loose(tmp_path, monkeypatch, TRITON, vendors=(), packages=("triton>=3.3",))
+    (place,) = _places(spec, make_registry(entry_points=False))
+    assert place.where == "Triton's interpreter"
+
+
+@NEEDS_TRITON
+def test_a_part_that_fails_takes_no_other_along(k3port: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any) -> None:
+        raise RuntimeError("no disk\nleft")
+
+    monkeypatch.setattr("k3port.testing.check._compile", broken)
+    asked = ("--isa", "none", "--target", "sm_90", "--dtype", "float32", "--json")
+    result = k3port("kernels", "check", "portable.rms_norm", *asked)
+    document = json.loads(result.out)
+    assert result.code == ExitCode.FAILED and document["contract"][0]["ran"] > 10
+    assert document["faults"] == ["compilation: could not be done: RuntimeError: no disk left"]
 
 
 def test_without_triton(k3port: Any, monkeypatch: pytest.MonkeyPatch) -> None:

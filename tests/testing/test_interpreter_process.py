@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed, so nothing can be interpreted")
 
 from k3port.ops.contract import Sample
-from k3port.testing import interpreter
+from k3port.testing import interpreter, interpreter_process
 from k3port.testing.interpreter import InterpreterFailed, run_interpreted, small
+from k3port.testing.suite import SuiteReport
 
 
 def test_an_unknown_kernel_is_an_error_with_its_name() -> None:
@@ -33,17 +35,82 @@ def test_a_kernel_for_another_platform_is_refused() -> None:
     assert list(report.refusals()) == ["VENDOR: needs nvidia or amd, the device is cpu"]
 
 
-def test_a_process_that_does_not_end_names_its_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    line = json.dumps({"kernel": "endless.norm", "op": "rms_norm", "case": ["float32", "one row", "strided"]})
+PLUGIN = """
+import time
+import torch, triton
+from k3port.hookspecs import hookimpl
+from k3port.oracle.spec import KernelSpec, Requires
 
-    def run(command: list[str], **options: object) -> None:
-        raise subprocess.TimeoutExpired(command, 7, output=f"{line}\n{{cut".encode())
+def norm(x, weight, eps):
+    value = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + eps) * weight.double()
+    return value.to(x.dtype)
 
-    monkeypatch.setattr(subprocess, "run", run)
-    (report,) = run_interpreted(["endless.norm"], timeout_s=7)
-    assert report.faults == (
-        "endless.norm, float32, 'one row', strided: the interpreter's process did not end in time",
-    )
+def sleepy(x, weight, eps):
+    # In C, for as long as it likes: no exception of Python comes through.
+    if x.shape[0] == 1:
+        import ctypes
+        ctypes.PyDLL(None).sleep(60)
+    return norm(x, weight, eps)
+
+def chatty(x, weight, eps):
+    print("{noise}")
+    print('{"case": 3}')
+    return norm(x, weight, eps)
+
+def leaves(x, weight, eps):
+    if x.shape[0] == 1:
+        import os
+        os._exit(0)
+    return norm(x, weight, eps)
+
+@hookimpl
+def k3port_kernels():
+    gpu = Requires(vendors=("nvidia", "amd"))
+    return [KernelSpec(f"odd.{name}", "rms_norm", f"odd_plugin:{name}", name, (), gpu)
+            for name in ("norm", "sleepy", "chatty", "leaves")]
+"""
+
+
+@pytest.fixture
+def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SuiteReport]:
+    """Runs a kernel of the plugin above, in its plain calls."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "odd_plugin.py").write_text(PLUGIN)
+
+    def run(name: str, **options: Any) -> SuiteReport:
+        fixed = {"plugins": ["odd_plugin"], "dtypes": ["float32"], "variants": ["plain"], "invariants": False}
+        (report,) = run_interpreted([f"odd.{name}"], **{**fixed, **options})
+        return report
+
+    return run
+
+
+def test_a_process_that_does_not_end_names_its_case_and_the_others_run(
+    odd: Callable[..., SuiteReport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interpreter_process, "GRACE_S", 1.0)
+    every = [case.name for case in odd("norm").ran]
+    report = odd("sleepy", case_s=1)
+    assert sorted(case.name for case in report.ran) == sorted(every)
+    assert report.faults and all("did not end within 1 s" in fault for fault in report.faults)
+    assert len(report.faults) < len(every)
+
+
+def test_the_whole_has_a_limit(odd: Callable[..., SuiteReport]) -> None:
+    fault = odd("sleepy", timeout_s=9).faults[-1]
+    assert fault.endswith("the whole part did not end within 9 s; what comes after it was not run")
+
+
+def test_what_a_kernel_prints_is_no_result(odd: Callable[..., SuiteReport]) -> None:
+    report = odd("chatty")
+    assert len(report.ran) > 3 and not report.faults
+
+
+def test_a_kernel_that_ends_its_process_is_named_and_the_other_samples_run(odd: Callable[..., SuiteReport]) -> None:
+    report = odd("leaves")
+    assert len(report.ran) > 3
+    assert all("ended with status 0, as os._exit does" in fault for fault in report.faults)
+    assert 0 < len(report.faults) < 3
 
 
 def test_the_process_must_have_been_started_for_interpretation(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,16 +9,16 @@ of f32, xf32, f16, bf16, fp8, i8, f64 (dense shapes) and scaled f8f6f4 MFMA with
 and LDS memory, transposing LDS reads, atomics; direct-to-LDS copies, which land at the s_waitcnt that covers them;
 barriers; 3-D grids. fp8 is FNUZ on gfx942 and OCP on gfx950.
 
-Checked: registers and LDS start as NaN patterns; global accesses must lie in the storage of a passed tensor and LDS
-accesses in the allocation, and the error names tensor, instruction and source line; LDS accesses of two waves that
-conflict without a barrier between them are reported. An opcode, modifier or operand that is not modelled is an error
-with its text, once it is reached.
+Checked: registers start as NaN patterns, reads of LDS that was never written are reported; global accesses must lie in
+the storage of a passed tensor, buffer offsets in the descriptor unless masked, LDS accesses in the allocation, and the
+error names tensor, instruction and source line; LDS accesses of two waves that conflict without a barrier between them
+are reported. An opcode, modifier or operand that is not modelled is an error with its text, once it is reached.
 
-Not modelled: timing, occupancy, register limits, cache coherence, out-of-order completion of ordinary loads (a missing
-s_waitcnt for a register goes unseen), workgroups at the same time (one that waits for another runs into the instruction
-limit), another order of waves and atomics than 0, 1, 2, ...; the roundings inside an MFMA; f32 and f16 FMA are rounded
-from f64; sparse MFMA and MFMA broadcast; calls; named barriers; global scratch; rounding and denormal modes other than
-nearest-even with denormals; exceptions; races in global memory.
+Not modelled: timing, occupancy, register limits, cache coherence, out-of-order completion of ordinary loads and of
+LDS accesses (a missing s_waitcnt for a register, or of lgkmcnt, goes unseen), workgroups at the same time (one that
+waits for another runs into the instruction limit), another order of waves and atomics than 0, 1, 2, ...; the roundings
+inside an MFMA; f32 and f16 FMA are rounded from f64; sparse MFMA and MFMA broadcast; calls; named barriers; global
+scratch; rounding and denormal modes other than nearest-even with denormals; exceptions; races in global memory.
 
 See docs/amd-emulator.md.
 """

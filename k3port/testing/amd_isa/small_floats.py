@@ -1,8 +1,8 @@
 """Conversions from and to fp8, bf8 and fp4, plain and with a power of two as scale.
 
 The plain ones use the flavour of the architecture (FNUZ on gfx942, OCP on gfx950). With MODE.FP16_OVFL, which Triton
-sets, numbers and infinities beyond the range become the largest number, without it NaN or infinity. Those with a scale
-exist on gfx950 only, are OCP, and saturate (CDNA4 ISA document, "v_cvt_scalef32_*").
+sets, numbers beyond the range become the largest number, without it NaN or infinity; an infinity is taken to saturate
+too. Those with a scale exist on gfx950 only, are OCP, and saturate (CDNA4 ISA document, "v_cvt_scalef32_*").
 """
 
 from __future__ import annotations

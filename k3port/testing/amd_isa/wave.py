@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from k3port.testing.amd_isa.memory import GlobalMemory, LocalMemory
     from k3port.testing.amd_isa.program import Program
 
-VECTOR_NAN, SCALAR_NAN = 0x7FE1DEAD, 0x7FE1BEEF
-"""What registers hold before they are written: a NaN in f32, and a large address or loop bound as an integer."""
+VECTOR_NAN, SCALAR_NAN = 0x7FE17FE1, 0x7FE1BEEF
+"""What registers hold before they are written: a NaN in f32, and a large address or loop bound as an integer; vector
+registers a NaN in both halves as f16 and bf16 too."""
 
 
 class Wave:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from k3port.ops.contract import Contract, Sample, cloned, resolve_path
+from k3port.ops.contract import Contract, Sample, cloned, mutated
 from k3port.oracle.spec import KernelSpec
 from k3port.runtime.binding import load_kernel
 from k3port.testing.contract.measure import same_bits
@@ -37,7 +37,7 @@ def repeat_faults(
             return (f"called once more, it raised {type(exc).__name__}: {exc}",)
         # Copies: a kernel may give the same memory again.
         values = dict(zip(contract.outputs, outputs, strict=False))
-        values |= {path: resolve_path(own, path) for path in contract.mutates}
+        values |= mutated(contract, own)
         found.append({name: value.detach().cpu().clone() for name, value in values.items()})
     first, second = found
     return tuple(

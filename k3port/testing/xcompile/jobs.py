@@ -122,7 +122,7 @@ def _jobs(
                 with nullcontext() if forced is None else force_config(*forced), budget.case():
                     function(**call.args)
             except FINDINGS as exc:  # whatever the host code raises is a finding
-                what = "its host code " if isinstance(exc, TookTooLong) else ""
+                what = "its host code: " if isinstance(exc, TookTooLong) else ""
                 yield Job(spec.name, target, tp, label, None, f"{what}{said(exc)}", cases=[call.name])
         for launch in recording.launches:
             name = f"{label}, {launch.autotuned}" if launch.autotuned and all_configs else label
