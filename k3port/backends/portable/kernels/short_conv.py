@@ -205,7 +205,7 @@ def _fitted(config: Mapping[str, int], channels: int) -> Mapping[str, int]:
     """No more columns per program than there are."""
     if channels >= config["BLOCK_P"]:
         return config
-    return {**config, "BLOCK_P": triton.next_power_of_2(channels)}
+    return {**config, "BLOCK_P": 1 << (channels - 1).bit_length()}
 
 
 def short_conv(
