@@ -203,6 +203,7 @@ def block_samples(dtype: torch.dtype, gen: torch.Generator) -> Iterator[Sample]:
         yield sample(f"ragged, bound {bound}", [1, 0, 2, 40], [3, 1, 4, 2], True, bound=bound)
         yield sample(f"decode, bound {bound}", [1, 1], [2, 1], phase="decode", bound=bound)
         yield sample(f"drafts, bound {bound}", [3, 8], [1, 2], phase="decode", bound=bound, draft=True)
+    yield sample("a few tokens", [3, 2], [2, 1], bound=None)
     yield sample("prefill with padding", [4, 3], [0, 1], True)
     yield sample("decode with padding", [1, 1, 1], [0, 2, 1], True, phase="decode")
     yield sample("drafts with padding", [2, 4, 1], [0, 3, 1], True, phase="decode", draft=True)
