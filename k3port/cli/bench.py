@@ -92,6 +92,13 @@ def bench_kernels(console: Console, ops: tuple[str, ...], names: tuple[str, ...]
 @click.argument("names", nargs=-1, required=True, metavar="KERNEL...")
 @_OPS
 @_QUICK
+@click.option(
+    "--jobs",
+    type=click.IntRange(1, 64),
+    default=8,
+    show_default=True,
+    help="Processes that compile what is tried next.",
+)
 @click.option("--save", is_flag=True, help="Write what was found into the configuration files of this k3port.")
 @_JSON
 @_QUIET
@@ -109,7 +116,9 @@ def bench_tune(console: Console, names: tuple[str, ...], ops: tuple[str, ...], *
         from k3port.testing.bench import run
         from k3port.testing.bench.config_file import config_text
 
-    report = run.bench_tune(registry.kernels, named, ops, quick=given["quick"], progress=console.note)
+    report = run.bench_tune(
+        registry.kernels, named, ops, quick=given["quick"], jobs=given["jobs"], progress=console.note
+    )
     paths = run.save_entries(report) if given["save"] else []
     if console.json_mode:
         entries = {name: [dataclasses.asdict(e) for e in new] for name, new in report.entries.items()}

@@ -17,7 +17,7 @@ class OpInfo:
     """One op of the catalog.
 
     A *coarse* op is what the model calls; a kernel may implement it as a composite of finer ops (``parts``) or fuse
-    them. A *fine* op can be called by the model too (``rms_norm``), or only by composites (``kda_gate``).
+    them. A *fine* op can be called by the model too (``rms_norm``), or only by composites (``kda_core``).
     """
 
     name: str
@@ -68,10 +68,9 @@ OPS: dict[str, OpInfo] = _ops(
         phased=True,
         records_drafts=True,
     ),
-    OpInfo("kda_gate", "log decay and write strength of KDA", ("k3port.ops.kda:KDA_GATE",)),
     OpInfo(
         "kda_core",
-        "gated delta-rule recurrence on a per-request state",
+        "KDA's gate and its delta-rule recurrence on a per-request state",
         ("k3port.ops.kda:KDA_CORE",),
         phased=True,
         records_drafts=True,
@@ -81,7 +80,7 @@ OPS: dict[str, OpInfo] = _ops(
         "KDA between its input and output projections",
         ("k3port.ops.kda:KDA",),
         phased=True,
-        parts=("short_conv", "kda_gate", "kda_core", "gated_norm"),
+        parts=("short_conv", "kda_core", "gated_norm"),
         records_drafts=True,
     ),
     OpInfo(

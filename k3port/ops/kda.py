@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from k3port.ops import kda_checks as checks
 from k3port.ops import kda_samples as samples
-from k3port.ops.contract import FLOAT32_RESULT_TOLERANCE, Contract, Cost, Invariant, accumulation_dtype
+from k3port.ops.contract import Contract, Cost, Invariant, accumulation_dtype
 from k3port.ops.conv import short_conv
 from k3port.ops.kda_state import KdaDrafts, KdaParams, KdaState, normalize_qk, required_record
 from k3port.ops.norm import gated_norm
@@ -54,6 +54,43 @@ def kda_core(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
+    gate_raw: torch.Tensor,
+    beta_logit: torch.Tensor,
+    A_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    lower_bound: float | None,
+    state: torch.Tensor,
+    segment: Segment,
+    drafts: KdaDrafts | None = None,
+) -> torch.Tensor:
+    """The gate of :func:`kda_gate` and the recurrence of :func:`kda_recurrence`, as one op.
+
+    Args:
+        q, k: ``[T, H, K]`` after the convolution, not yet normalised.
+        v: ``[T, H, V]``.
+        gate_raw: ``[T, P]`` with P = H x K, as the projection leaves it.
+        beta_logit: ``[T, H]``.
+        A_log: float32 ``[H]``.
+        dt_bias: float32 ``[P]``.
+        lower_bound: of the bounded gate, in [-5, 0); None: softplus gate.
+        state: ``[S, H, V, K]`` float32, value-major; updated in place at the segment's slots, except for drafts.
+            Snapshots of the segment get the state after their number of tokens.
+        drafts: where the segment verifies drafts, the record whose ``k``, ``g`` and ``u`` are written at their slots.
+
+    Returns:
+        ``[T, H, V]`` in the dtype of ``v``; rows of padding requests are zero.
+
+    Raises:
+        ValueError: drafts without a record.
+    """
+    g, beta = kda_gate(gate_raw, beta_logit, A_log, dt_bias, lower_bound)
+    return kda_recurrence(q, k, v, g, beta, state, segment, drafts)
+
+
+def kda_recurrence(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
     g: torch.Tensor,
     beta: torch.Tensor,
     state: torch.Tensor,
@@ -66,19 +103,9 @@ def kda_core(
     normalised here and q scaled by K^-0.5.
 
     Args:
-        q, k: ``[T, H, K]`` after the convolution, not yet normalised.
-        v: ``[T, H, V]``.
         g: ``[T, H, K]`` log decay, at most 0.
-        beta: ``[T, H]``.
-        state: ``[S, H, V, K]`` float32, value-major; updated in place at the segment's slots, except for drafts.
-            Snapshots of the segment get the state after their number of tokens.
-        drafts: where the segment verifies drafts, the record whose ``k``, ``g`` and ``u`` are written at their slots.
-
-    Returns:
-        ``[T, H, V]`` in the dtype of ``v``; rows of padding requests are zero.
-
-    Raises:
-        ValueError: drafts without a record.
+        beta: ``[T, H]`` write strength.
+        q, k, v, state, segment, drafts: as in :func:`kda_core`, and so are the result and the errors.
     """
     record = required_record(segment, drafts)
     acc = accumulation_dtype(v, g)
@@ -140,52 +167,41 @@ def kda(
     drafts = required_record(segment, state.drafts)
     inputs = None if drafts is None else drafts.x
     q, k, v = split_heads(short_conv(qkv, params.conv, state.conv, segment, inputs), params.num_heads)
-    g, beta = kda_gate(gate_raw, beta_logit, params.A_log, params.dt_bias, params.lower_bound)
-    o = kda_core(q, k, v, g, beta, state.recurrent, segment, drafts)
+    gate = (gate_raw, beta_logit, params.A_log, params.dt_bias, params.lower_bound)
+    o = kda_core(q, k, v, *gate, state.recurrent, segment, drafts)
     return gated_norm(o, out_gate.unflatten(-1, (params.num_heads, -1)), params.o_norm, params.norm_eps).flatten(1)
-
-
-def _gate_cost(axes: Mapping[str, int], itemsize: int) -> Cost:
-    elements = axes["T"] * axes["H"] * axes["K"]
-    return Cost(bytes=elements * (itemsize + 4), flops=6 * elements)
 
 
 def _core_cost(axes: Mapping[str, int], itemsize: int) -> Cost:
     tokens, requests = axes["T"], axes["B"]
     state = axes["H"] * axes["V"] * axes["K"]
-    streams = tokens * axes["H"] * (2 * axes["K"] + 2 * axes["V"]) * itemsize + tokens * axes["H"] * axes["K"] * 4
-    return Cost(bytes=2 * requests * state * 4 + streams, flops=7 * tokens * state)
+    # q, k, v and the raw gate are read once and the result is written once; the float32 decay never leaves the chip.
+    streams = tokens * axes["H"] * (3 * axes["K"] + 2 * axes["V"]) * itemsize
+    gate = 6 * tokens * axes["H"] * axes["K"]
+    return Cost(bytes=2 * requests * state * 4 + streams, flops=7 * tokens * state + gate)
 
 
 def _block_cost(axes: Mapping[str, int], itemsize: int) -> Cost:
-    core, gate = _core_cost(axes, itemsize), _gate_cost(axes, itemsize)
     tails = 2 * axes["B"] * (axes["W"] - 1) * 3 * axes["H"] * axes["K"] * itemsize
-    # q, k, v and both gates are read once and the result is written once; the float32 decay never leaves the chip.
+    # As above, and the gate of the output is read.
     streams = axes["T"] * axes["H"] * (5 * axes["K"] + axes["V"]) * itemsize
     return Cost(
         bytes=2 * axes["B"] * axes["H"] * axes["V"] * axes["K"] * 4 + streams + tails,
-        flops=core.flops + gate.flops,
+        flops=_core_cost(axes, itemsize).flops,
     )
 
 
-KDA_GATE = Contract(
-    op="kda_gate",
-    inputs={"gate_raw": "T P", "beta_logit": "T H", "A_log": "H", "dt_bias": "P", "lower_bound": ""},
-    outputs={"g": "T H K", "beta": "T H"},
-    reference=kda_gate,
-    samples=samples.gate_samples,
-    cost=_gate_cost,
-    tolerance=FLOAT32_RESULT_TOLERANCE,
-    invariants=(Invariant("published values", samples.check_gate_values),),
-)
 KDA_CORE = Contract(
     op="kda_core",
     inputs={
         "q": "T H K",
         "k": "T H K",
         "v": "T H V",
-        "g": "T H K",
-        "beta": "T H",
+        "gate_raw": "T P",
+        "beta_logit": "T H",
+        "A_log": "H",
+        "dt_bias": "P",
+        "lower_bound": "",
         "state": "S H V K",
         "segment": "",
         "drafts": "",
@@ -198,6 +214,7 @@ KDA_CORE = Contract(
     # A float32 kernel may keep the state in another order of sums; the recurrence amplifies that a little.
     tolerance={torch.float64: 2e-14, torch.float32: 5e-6, torch.bfloat16: 8e-3, torch.float16: 1.5e-3},
     invariants=(
+        Invariant("published values of the gate", checks.check_core_gate),
         Invariant("split equals whole", checks.check_core_split),
         Invariant("batch equals singles", checks.check_core_batch),
         Invariant("other slots untouched", checks.check_core_slots),

@@ -2,21 +2,59 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from k3port.ops.catalog import Phase
 from k3port.ops.contract import cloned, relative_rms
 from k3port.ops.kda_commit import kda_commit
 from k3port.ops.kda_samples import BLOCK_INPUTS, CORE_INPUTS, block_inputs, core_inputs
 from k3port.ops.kda_state import KdaState
-from k3port.ops.segment import make_segment
+from k3port.ops.segment import Segment, make_segment
 
 
 def _tolerance(dtype: torch.dtype) -> float:
     return {torch.bfloat16: 1e-2, torch.float16: 2e-3}.get(dtype, 2e-5)
+
+
+def _rows(args: dict[str, Any], names: Sequence[str], rows: Any) -> dict[str, torch.Tensor]:
+    return {name: args[name][rows].clone() for name in names}
+
+
+def _part(args: dict[str, Any], rows: Any, state: torch.Tensor, segment: Segment) -> dict[str, Any]:
+    """A call of ``kda_core`` with some token rows of another."""
+    return {**args, **_rows(args, CORE_INPUTS, rows), "state": state, "segment": segment, "drafts": None}
+
+
+def check_core_gate(function: Callable[..., Any], dtype: torch.dtype, gen: torch.Generator) -> None:
+    """Both gate forms at points that can be checked by hand, in both phases: without keys the state only decays."""
+    a_log = torch.tensor([0.0, 0.5, 0.5, 2.0])
+    z = torch.tensor([0.0, 1.0, -1.0, 5.0]).repeat_interleave(16)
+    bounded = (-2.5, -4.19359076, -0.806409242, -5.0)
+    softplus = (-math.log(2), -2.16520248, -0.516481208, -36.9949)
+    phases: tuple[Phase, ...] = ("prefill", "decode")
+    for phase, (bound, expected) in itertools.product(phases, ((-5.0, bounded), (None, softplus))):
+        args = core_inputs(dtype, gen, [1], [1], phase=phase, heads=4, dim=16, bound=bound)
+        args |= {name: torch.zeros_like(args[name]) for name in ("q", "k", "v")}
+        args |= {"A_log": a_log, "gate_raw": torch.full((1, 64), 0.5, dtype=dtype), "dt_bias": z - 0.5}
+        before = args["state"][1].double()
+        function(**args)
+        fell = torch.log(args["state"][1].double() / before)
+        wanted = torch.tensor(expected).double().reshape(4, 1, 1).expand_as(fell)
+        assert torch.allclose(fell, wanted, rtol=2e-6, atol=2e-6), f"{phase}, bound {bound}"
+        # A long key and a state of zeros: what is written is beta v at the key.
+        args["state"].zero_()
+        args["k"][..., 0], args["v"][:] = 1024.0, 2.0
+        args["beta_logit"] = torch.tensor([[0.0, 1.0, -1.0, 40.0]], dtype=dtype)
+        function(**args)
+        wanted = torch.zeros(4, 16, 16)
+        wanted[..., 0] = 2 * torch.tensor([0.5, 0.731058579, 0.268941421, 1.0]).unsqueeze(-1)
+        assert relative_rms(args["state"][1], wanted) < _tolerance(dtype), f"write strength, {phase}, bound {bound}"
 
 
 def check_core_split(function: Callable[..., Any], dtype: torch.dtype, gen: torch.Generator) -> None:
@@ -28,8 +66,7 @@ def check_core_split(function: Callable[..., Any], dtype: torch.dtype, gen: torc
         state = args["state"].clone()
         parts = []
         for rows, length in ((slice(0, cut), cut), (slice(cut, 70), 70 - cut)):
-            part = {name: args[name][rows].clone() for name in ("q", "k", "v", "g", "beta")}
-            parts.append(function(**part, state=state, segment=make_segment("prefill", [length], [1])))
+            parts.append(function(**_part(args, rows, state, make_segment("prefill", [length], [1]))))
         assert relative_rms(torch.cat(parts), whole) < _tolerance(dtype), f"output differs when cut at {cut}"
         assert relative_rms(state[1], whole_state[1]) < _tolerance(dtype), f"state differs when cut at {cut}"
 
@@ -42,8 +79,7 @@ def check_core_batch(function: Callable[..., Any], dtype: torch.dtype, gen: torc
     batch = function(**{**args, "state": batch_state})
     for (begin, end), slot, length in zip(args["segment"].spans(), slots, lengths, strict=True):
         state = args["state"].clone()
-        one = {name: args[name][begin:end].clone() for name in ("q", "k", "v", "g", "beta")}
-        alone = function(**one, state=state, segment=make_segment("prefill", [length], [slot]))
+        alone = function(**_part(args, slice(begin, end), state, make_segment("prefill", [length], [slot])))
         if length:
             assert relative_rms(batch[begin:end], alone) < _tolerance(dtype)
         assert relative_rms(batch_state[slot], state[slot]) < _tolerance(dtype)
@@ -62,10 +98,6 @@ def check_core_slots(function: Callable[..., Any], dtype: torch.dtype, gen: torc
         assert torch.equal(out[row], torch.zeros_like(out[row]))
     assert torch.isfinite(out[1]).all()
     assert out[1].abs().sum() > 0
-
-
-def _rows(args: dict[str, Any], names: Sequence[str], rows: Any) -> dict[str, torch.Tensor]:
-    return {name: args[name][rows].clone() for name in names}
 
 
 def _next_rows(lengths: Sequence[int], token: int) -> tuple[list[int], list[int]]:
@@ -94,7 +126,7 @@ def check_core_drafts(function: Callable[..., Any], dtype: torch.dtype, gen: tor
         live, rows = _next_rows(lengths, token)
         if live:
             segment = make_segment("decode", [1] * len(live), [slots[i] for i in live])
-            step = function(**_rows(args, CORE_INPUTS, rows), state=stepped, segment=segment, drafts=None)
+            step = function(**_part(args, rows, stepped, segment))
             assert relative_rms(out[rows], step) < _tolerance(dtype), f"output of token {token}"
 
 
@@ -106,8 +138,7 @@ def check_core_snapshots(function: Callable[..., Any], dtype: torch.dtype, gen: 
     whole = function(**args)
     for tokens, slot in ((64, 3), (128, 2)):
         segment = make_segment("prefill", [130 - tokens], [slot])
-        rest = _rows(args, CORE_INPUTS, slice(tokens, None))
-        out = function(**rest, state=args["state"], segment=segment, drafts=None)
+        out = function(**_part(args, slice(tokens, None), args["state"], segment))
         assert relative_rms(out, whole[tokens:]) < _tolerance(dtype), f"output after {tokens} tokens"
         assert relative_rms(args["state"][slot], args["state"][1]) < _tolerance(dtype), f"state after {tokens} tokens"
 

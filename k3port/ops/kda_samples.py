@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,38 +15,57 @@ from k3port.ops.kda_state import KdaDrafts, KdaParams, KdaState, empty_drafts
 from k3port.ops.segment import Segment, make_segment
 
 Snapshots = Sequence[tuple[int, int, int]]
-CORE_INPUTS = ("q", "k", "v", "g", "beta")
+CORE_INPUTS = ("q", "k", "v", "gate_raw", "beta_logit")
 BLOCK_INPUTS = ("qkv", "gate_raw", "beta_logit", "out_gate")
 """Arguments that hold token rows."""
 
 
-def gate_samples(dtype: torch.dtype, gen: torch.Generator) -> Iterator[Sample]:
-    for bound in (-5.0, -1.0, -0.1, -0.01, None):
-        for name, tokens, spread in (("ordinary", 12, 1.0), ("saturated", 5, 60.0), ("no tokens", 0, 1.0)):
-            args = {
-                "gate_raw": (torch.randn(tokens, 3 * 128, generator=gen) * spread).to(dtype),
-                "beta_logit": (torch.randn(tokens, 3, generator=gen) * spread).to(dtype),
-                "A_log": torch.randn(3, generator=gen),
-                "dt_bias": torch.randn(3 * 128, generator=gen),
-                "lower_bound": bound,
-            }
-            yield Sample(f"{name}, bound {bound}", args, adversarial=spread > 1)
+def undone_gate(g: torch.Tensor, A_log: torch.Tensor, lower_bound: float | None) -> torch.Tensor:
+    """Float64 ``z`` for which :func:`k3port.ops.kda.kda_gate` gives ``g`` ``[..., H, K]``, with ``A_log`` ``[H]``.
+
+    A decay that the form reaches only at infinity (0, and the bound) gets a ``z`` where float32 has arrived there.
+    """
+    g, a = g.double(), A_log.double().exp().unsqueeze(-1)
+    if lower_bound is not None:
+        return torch.logit(g / lower_bound).clamp(-200, 60) / a
+    y = -g / a
+    return (y + torch.log(-torch.expm1(-y))).clamp(min=-200)
 
 
-def check_gate_values(function: Callable[..., Any], dtype: torch.dtype, gen: torch.Generator) -> None:
-    """Both gate forms at points that can be checked by hand."""
-    for a_log, z, bounded, softplus in (
-        (0.0, 0.0, -2.5, -math.log(2)),
-        (0.5, 1.0, -4.19359076, -2.16520248),
-        (0.5, -1.0, -0.806409242, -0.516481208),
-        (2.0, 5.0, -5.0, -36.9949),
-    ):
-        for bound, expected in ((-5.0, bounded), (None, softplus)):
-            raw, logit = torch.full((1, 4), z, dtype=dtype), torch.zeros(1, 1, dtype=dtype)
-            g, beta = function(raw, logit, torch.tensor([a_log]), torch.zeros(4), bound)
-            assert g.shape == (1, 1, 4)
-            assert torch.allclose(g.double(), torch.tensor(expected).double(), rtol=2e-6)
-            assert float(beta[0, 0]) == 0.5
+def gate_inputs(
+    dtype: torch.dtype,
+    gen: torch.Generator,
+    tokens: int,
+    heads: int,
+    dim: int,
+    bound: float | None = -5.0,
+    gate: float | torch.Tensor | None = None,
+    spread: float = 2.0,
+) -> dict[str, Any]:
+    """Raw gates and their parameters.
+
+    Args:
+        bound: lower bound; None: softplus gate.
+        gate: log decay of all tokens, one number or ``[H, K]``; the bias makes it out of raw gates that differ from
+            channel to channel. None: raw gates that differ from token to token.
+        spread: of the raw gates and of the logits of the write strength.
+    """
+    A_log = torch.randn(heads, generator=gen) * 0.5
+    if gate is None:
+        raw = (torch.randn(tokens, heads * dim, generator=gen) * spread).to(dtype)
+        bias = torch.randn(heads * dim, generator=gen)
+    else:
+        raw = torch.randn(1, heads * dim, generator=gen).to(dtype)
+        wanted = torch.as_tensor(gate).expand(heads, dim)
+        bias = (undone_gate(wanted, A_log, bound).flatten() - raw[0].double()).float()
+        raw = raw.repeat(tokens, 1)
+    return {
+        "gate_raw": raw,
+        "beta_logit": (torch.randn(tokens, heads, generator=gen) * max(spread / 2, 1.0)).to(dtype),
+        "A_log": A_log,
+        "dt_bias": bias,
+        "lower_bound": bound,
+    }
 
 
 def core_inputs(
@@ -58,7 +77,9 @@ def core_inputs(
     phase: Phase = "prefill",
     heads: int = 2,
     dim: int = 128,
-    gate: float | None = None,
+    bound: float | None = -5.0,
+    gate: float | torch.Tensor | None = None,
+    spread: float = 2.0,
     rho: float | None = None,
     draft: bool = False,
     snapshots: Snapshots = (),
@@ -66,28 +87,23 @@ def core_inputs(
     """Arguments of ``kda_core``.
 
     Args:
+        bound, gate, spread: as in :func:`gate_inputs`.
         draft: the tokens are verified, with a record; its numbers are ones, so that nothing in it looks unwritten.
-        gate: constant log decay; None draws from (-5, 0).
         rho: correlation of neighbouring keys (1.0: one key repeated), with beta near 0.98; None: independent keys.
     """
     tokens = sum(lengths)
     k = torch.randn(tokens, heads, dim, generator=gen)
-    beta = torch.sigmoid(torch.randn(tokens, heads, generator=gen))
+    gates = gate_inputs(dtype, gen, tokens, heads, dim, bound, gate, spread)
     if rho is not None and tokens:
         k = rho * k[:1] + math.sqrt(1 - rho * rho) * k
-        beta = torch.full((tokens, heads), 0.98)
-    if gate is None:
-        g = -5 * torch.sigmoid(2 * torch.randn(tokens, heads, dim, generator=gen))
-    else:
-        g = torch.full((tokens, heads, dim), gate)
+        gates["beta_logit"] = torch.full((tokens, heads), math.log(0.98 / 0.02)).to(dtype)
     segment = make_segment(phase, lengths, slots, draft=draft, snapshots=snapshots)
     state = torch.randn(_most_slots(segment), heads, dim, dim, generator=gen) * 0.3
     return {
         "q": torch.randn(tokens, heads, dim, generator=gen).to(dtype),
         "k": k.to(dtype),
         "v": torch.randn(tokens, heads, dim, generator=gen).to(dtype),
-        "g": g,
-        "beta": beta,
+        **gates,
         "state": state,
         "segment": segment,
         "drafts": _record(KdaState(torch.zeros(len(state), 3, 3 * heads * dim, dtype=dtype), state)) if draft else None,
@@ -108,20 +124,31 @@ def _record(state: KdaState) -> KdaDrafts:
 def core_samples(dtype: torch.dtype, gen: torch.Generator) -> Iterator[Sample]:
     for tokens in (1, 2, 15, 16, 17, 63, 64, 65, 130):
         yield Sample(f"{tokens} tokens", core_inputs(dtype, gen, [tokens], [1]))
+    yield Sample("40 tokens, softplus gate", core_inputs(dtype, gen, [40], [1], bound=None))
+    # Only the softplus gate decays by more than the bound.
     for gate in (-5.0, -3.0, -2.5, -1.0, -0.1, -0.01, 0.0, -30.0):
-        args = core_inputs(dtype, gen, [130], [1], gate=gate)
+        args = core_inputs(dtype, gen, [130], [1], gate=gate, bound=None if gate < -5 else -5.0)
         yield Sample(f"constant log decay {gate:g}", args, adversarial=True)
-    mixed = core_inputs(dtype, gen, [64], [1])
-    mixed["g"][..., ::2] = -5.0
-    mixed["g"][..., 1::2] = -0.01
-    yield Sample("log decay mixed per channel", mixed, adversarial=True)
+    for gate in (-5.0, -0.01, 0.0):
+        args = core_inputs(dtype, gen, [74], [1], gate=gate, bound=None)
+        yield Sample(f"constant log decay {gate:g}, softplus gate", args, adversarial=True)
+    for bound, name, strong in ((-5.0, "", -5.0), (None, ", softplus gate", -30.0)):
+        gates = torch.tensor([strong, -0.01]).repeat(64)
+        args = core_inputs(dtype, gen, [64], [1], heads=1 if bound is None else 2, gate=gates, bound=bound)
+        yield Sample(f"log decay mixed per channel{name}", args, adversarial=True)
+    yield Sample("gate bounded at -0.01", core_inputs(dtype, gen, [40], [1], heads=1, bound=-0.01), adversarial=True)
+    for bound in (-5.0, None):
+        args = core_inputs(dtype, gen, [20], [1], bound=bound, spread=60.0)
+        # The chunked form takes differences of running sums, which here reach thousands: float32 keeps 2e-4 of those.
+        yield Sample(f"saturated gate, bound {bound}", args, True, {} if bound else {torch.float32: 3e-5})
     for rho in (0.9, 1.0):
-        for gate in (-0.01, -5.0):
-            args = core_inputs(dtype, gen, [130], [1], gate=gate, rho=rho)
+        for gate, bound in ((-0.01, -5.0), (-5.0, -5.0), (-0.01, None)):
+            args = core_inputs(dtype, gen, [74 if bound is None else 130], [1], gate=gate, bound=bound, rho=rho)
             # The chunked form keeps W, U and Delta in bfloat16; here their sums over 64 tokens telescope, so that the
             # roundings add up to about sqrt(64) x 2^-9.
             allowance = {torch.bfloat16: 1.6e-2} if (rho, gate) == (1.0, -0.01) else {}
-            yield Sample(f"keys correlated {rho}, log decay {gate:g}", args, True, allowance)
+            name = f"keys correlated {rho}, log decay {gate:g}" + (", softplus gate" if bound is None else "")
+            yield Sample(name, args, True, allowance)
     yield Sample("ragged with empty and single", core_inputs(dtype, gen, [1, 0, 64, 1, 65], [5, 2, 1, 4, 3]), True)
     yield Sample("ragged with padding", core_inputs(dtype, gen, [5, 17, 3], [2, 0, 1]), True)
     # Longer than what a kernel may hold at once; a weak decay, so that an error far back is still seen.
@@ -133,9 +160,15 @@ def core_samples(dtype: torch.dtype, gen: torch.Generator) -> Iterator[Sample]:
     yield Sample("zero q, k, v", {**core_inputs(dtype, gen, [5], [1]), **_zeros(dtype, 5)}, adversarial=True)
     yield Sample("decode", core_inputs(dtype, gen, [1, 1, 1], [3, 1, 6], phase="decode"))
     yield Sample("decode with padding", core_inputs(dtype, gen, [1] * 4, [0, 2, 0, 1], phase="decode"), True)
+    yield Sample("decode, softplus gate", core_inputs(dtype, gen, [1, 1], [2, 1], phase="decode", bound=None))
+    for bound in (-5.0, None):
+        args = core_inputs(dtype, gen, [1, 1, 1], [2, 3, 1], phase="decode", bound=bound, spread=60.0)
+        yield Sample(f"decode, saturated gate, bound {bound}", args, adversarial=True)
     for name, lengths, slots in (("drafts", [5], [1]), ("ragged drafts with padding", [1, 8, 3, 5], [2, 1, 0, 4])):
         args = core_inputs(dtype, gen, lengths, slots, phase="decode", draft=True)
         yield Sample(name, args, adversarial=len(slots) > 1)
+    args = core_inputs(dtype, gen, [3, 8], [1, 2], phase="decode", draft=True, bound=None)
+    yield Sample("drafts, softplus gate", args)
     for name, lengths, slots, kept in (
         ("snapshots", [64, 70], [2, 1], [(1, 64, 5), (0, 64, 3)]),
         ("snapshots beside padding", [130, 64, 1, 200], [1, 0, 2, 3], [(0, 64, 7), (3, 192, 4), (0, 128, 6)]),

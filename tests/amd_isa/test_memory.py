@@ -321,6 +321,40 @@ def test_races_of_writes() -> None:
     assert same.outcome.races == ()  # the same values: no conflict
 
 
+def test_races_are_told_apart_by_bytes() -> None:
+    """Two waves write alternate bytes and read their own: no conflict, until one reads the other's."""
+
+    def setup(w) -> None:
+        w.V[1], w.V[2], w.V[3] = LANES * 2 + w.wid, LANES + 64 * w.wid, LANES * 2
+
+    own = ["ds_write_b8 v1, v2", "ds_read_u8 v4, v1", "ds_write_b8 v1, v3"]
+    assert run_asm(own, setup=setup, waves=2, lds=128).outcome.races == ()
+    both = run_asm([*own, "ds_read_u16 v5, v3"], setup=setup, waves=2, lds=128).outcome.races
+    assert any("read-after-write" in race and "ds_read_u16" in race for race in both)
+
+
+def test_every_reader_counts_and_a_barrier_forgets_them() -> None:
+    """Three waves read in turn; the last but one of them writes what the others have read."""
+
+    def setup(w) -> None:
+        w.V[1], w.V[2] = LANES * 4, 7
+        w.S[4] = w.wid
+
+    fill = ["ds_write_b32 v1, v2", "s_barrier", "ds_read_b32 v3, v1"]
+    write = ["s_cmp_lg_u32 s4, 2", "s_cbranch_scc1 .LBB0_1", "ds_write_b32 v1, v3", "v_mov_b32_e32 v3, 9",
+             "ds_write_b32 v1, v3", ".LBB0_1:"]  # fmt: skip
+    found = run_asm([*fill, *write], setup=setup, waves=3, lds=256).outcome.races
+    assert len(found) == 1 and "write-after-read" in found[0]
+    assert run_asm([*fill, "s_barrier", *write], setup=setup, waves=3, lds=256).outcome.races == ()
+
+
+def test_a_wave_alone_has_no_races_but_reads_nothing_unwritten() -> None:
+    again = ["ds_write_b32 v1, v2", "ds_read_b32 v3, v1", "ds_write_b32 v1, v1", "ds_read_b32 v3, v1"]
+    assert run_asm(again, v={1: offsets(4), 2: 1}, lds=512).outcome.races == ()
+    (race,) = run_asm([*again, "ds_read_b32 v3, v1 offset:64"], v={1: offsets(4), 2: 1}, lds=512).outcome.races
+    assert "never written" in race and "offset:64" in race
+
+
 def test_an_asynchronous_copy_over_what_another_wave_reads_is_a_race() -> None:
     x = np.arange(64, dtype=np.uint32)
     text = ["ds_read_b32 v0, v1", COPY, "s_waitcnt vmcnt(0)"]

@@ -147,6 +147,22 @@ v_div_fixup_f32 v0, v3, v2, v1"""
         np.testing.assert_array_equal(run_asm(text, v={1: a, 2: b}).v(0, F), a / b)
 
 
+@pytest.mark.parametrize(
+    ("special", "scaled", "flags"),
+    [(1e-40, 1e-40 * 2.0**64, 1 << 7), (3e38, 3e38 * 2.0**-64, 0), (0.0, np.nan, 0)],
+)
+def test_only_active_lanes_decide_how_a_division_is_scaled(special: float, scaled: float, flags: int) -> None:
+    """Ordinary operands are left as they are; another one in an active lane is scaled, and leaves the rest alone."""
+    den, num = np.full(64, 3, F), np.full(64, 5, F)
+    den[7] = special
+    text = "v_div_scale_f32 v3, s[2:3], v2, v2, v1"
+    for exec_mask, wanted, flag in ((((1 << 64) - 1) & ~(1 << 7), 1, 0), ((1 << 64) - 1, scaled, flags)):
+        ran = run_asm(text, v={1: num, 2: den, 3: np.ones(64, F)}, exec_mask=exec_mask)
+        assert (np.delete(ran.v(3, F), 7) == 3).all()
+        np.testing.assert_allclose(ran.v(3, F)[7], wanted, rtol=1e-4)
+        assert (ran.s(2), ran.s(3)) == (flag, 0)
+
+
 def test_f64() -> None:
     x = rng.standard_normal(64)
     bits = x.view(np.uint64)

@@ -105,6 +105,15 @@ def test_two_or_three_sources(name: str) -> None:
     assert ran.v(0).tolist() == [THREE[name](a, b, c) & M32 for a, b, c in zip(A, B, C, strict=True)]
 
 
+@pytest.mark.parametrize("selectors", [0x07060302, 0x05040100, 0x0C0C0107, 0x000D0CFF, 0x0B030800])
+def test_a_permutation_that_is_the_same_in_all_lanes(selectors: int) -> None:
+    """From a scalar register, as the compiler has it; the last one takes the signs of halves."""
+    wanted = [perm(a, b, selectors) for a, b in zip(A, B, strict=True)]
+    assert run_asm("v_perm_b32 v0, v1, v2, s4", v={1: A, 2: B}, s={4: selectors}).v(0).tolist() == wanted
+    one = run_asm("v_perm_b32 v0, s5, v2, s4", v={2: B}, s={4: selectors, 5: A[20]})
+    assert one.v(0).tolist() == [perm(A[20], b, selectors) for b in B]
+
+
 @pytest.mark.parametrize("name", ONE)
 def test_one_source(name: str) -> None:
     assert run_asm(f"{name} v0, v1", v={1: A}).v(0).tolist() == [ONE[name](a) & M32 for a in A]

@@ -32,8 +32,9 @@ def test_a_call_that_waits_for_the_device_is_not_captured() -> None:
     x = torch.ones(4, device=clock.device)
     with pytest.raises(CannotCapture):
         clock.capture([lambda: x.sum().item()])
-    # The device goes on after it.
+    # The device goes on after it, random numbers too.
     assert float(x.sum()) == 4
+    assert float(torch.rand(4, device=clock.device).sum()) > 0
 
 
 def test_ceilings_are_plausible() -> None:

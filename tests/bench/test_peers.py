@@ -45,6 +45,22 @@ def test_autotuners_keep_one_configuration() -> None:
     assert fla.pin_autotuners("fla") == chosen, "pinning again changes nothing"
 
 
+@NEEDS_FLA
+def test_known_configurations_are_for_kernels_that_exist() -> None:
+    importlib.import_module("fla.ops.kda")
+    fla.pin_autotuners("fla")
+    assert fla.FASTEST.keys() == fla.FASTEST_FEW.keys() <= fla._LISTS.keys()
+    for heads in (96, 12):
+        fla._pin_heads(heads)
+        assert all(len(tuner.configs) == 1 for tuner, _ in fla._LISTS.values())
+
+
+def test_a_known_configuration_is_taken_where_the_list_has_it() -> None:
+    configs = [SimpleNamespace(kwargs={"BV": v}, num_warps=w, num_stages=2) for v in (32, 64) for w in (2, 4)]
+    assert fla._pick(configs, {"BV": 64, "num_warps": 2}) is configs[2]
+    assert fla._pick(configs, {"BV": 128}) is fla._pick(configs, {}) is fla._middle(configs)
+
+
 def test_the_middle_configuration_with_four_warps_is_taken() -> None:
     configs = [SimpleNamespace(num_warps=w, key=i) for i, w in enumerate((1, 4, 4, 4, 8))]
     assert fla._middle(configs).key == 2

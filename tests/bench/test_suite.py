@@ -185,15 +185,15 @@ def test_ceilings_count_what_was_read_and_written() -> None:
 
 def test_parts_are_our_own_kernels() -> None:
     """The peer of a fused kernel is the composite over portable kernels, and absent while one is not built."""
-    load = {"short_conv": "conv:short_conv", "kda_gate": "kda:kda_gate", "kda_core": "kda:kda_core"}
-    ours = [toy_kernel(f"portable.{op}", "unused", op) for op in ("short_conv", "kda_gate", "kda_core", "gated_norm")]
+    load = {"short_conv": "conv:short_conv", "kda_core": "kda:kda_core"}
+    ours = [toy_kernel(f"portable.{op}", "unused", op) for op in ("short_conv", "kda_core", "gated_norm")]
     ours = [dataclasses.replace(k, load=f"k3port.ops.{load.get(k.op, 'norm:gated_norm')}", priority=100) for k in ours]
     references = [k for k in KERNELS if k.is_reference]
     from k3port.testing.bench.workloads.kda_data import block_args
 
     args = block_args("decode", 2, 2, 2, torch.device("cpu"), torch.Generator().manual_seed(0))
     with pytest.raises(PeerAbsent, match="no portable kernel of gated_norm is built"):
-        parts_peer("kda", "decode", [*ours[:3], *references]).prepare(args)
+        parts_peer("kda", "decode", [*ours[:2], *references]).prepare(args)
     peer = parts_peer("kda", "decode", [*ours, *references])
     assert peer.prepare(args)().shape == (2, 256)
-    assert peer.note() == "portable.short_conv, portable.kda_gate, portable.kda_core, portable.gated_norm"
+    assert peer.note() == "portable.short_conv, portable.kda_core, portable.gated_norm"

@@ -12,15 +12,17 @@ from unittest import mock
 import pytest
 import torch
 from builtin_kernels import CPU, KERNELS, functions, runnable
+from gate_probe import probed
 
 from k3port.errors import PlanError
 from k3port.model.config_file import parse_config
 from k3port.model.k3 import K3Model, Layer
 from k3port.model.step import ModelState, Step
 from k3port.model.weights import runtime_params
-from k3port.ops.catalog import Phase
+from k3port.ops.catalog import PHASES, Phase
 from k3port.ops.contract import relative_rms
-from k3port.ops.kda_samples import core_inputs
+from k3port.ops.kda import kda_gate
+from k3port.ops.kda_samples import CORE_INPUTS, core_inputs, undone_gate
 from k3port.ops.moe import RouterParams
 from k3port.ops.segment import make_segment
 from k3port.ops.table import SLOTS, OpTable
@@ -85,19 +87,22 @@ def test_b37_a_kernel_with_a_smaller_limit_is_refused_by_name() -> None:
         resolve([query], [stub], CPU)
 
 
-@each_kernel("kda_gate")
-def test_b40_bounded_gate_is_a_sigmoid_not_a_clamped_softplus(kernel: Op) -> None:
-    raw, logit = torch.zeros(1, 4), torch.zeros(1, 2)
-    bounded, _ = kernel(raw, logit, torch.zeros(2), torch.zeros(4), -5.0)
-    assert bounded.tolist() == [[[-2.5, -2.5], [-2.5, -2.5]]]
-    softplus, _ = kernel(raw, logit, torch.zeros(2), torch.zeros(4), None)
-    assert torch.allclose(softplus, torch.tensor(-math.log(2)))
-    a_log, bias = torch.tensor([0.5, -1.0]), torch.tensor([1.0, -2.0, 3.0, 0.5])
-    softplus, _ = kernel(raw, logit, a_log, bias, None)
-    by_hand = [-math.exp(a_log[i // 2]) * math.log1p(math.exp(bias[i])) for i in range(4)]
-    assert torch.allclose(softplus.flatten(), torch.tensor(by_hand), rtol=1e-6)
-    far, _ = kernel(raw + 1e4, logit, a_log, bias, None)
-    assert torch.isfinite(far).all(), "softplus must not overflow"
+@pytest.mark.parametrize("phase", PHASES)
+def test_b40_bounded_gate_is_a_sigmoid_not_a_clamped_softplus(phase: Phase) -> None:
+    kernels = functions("kda_core", phase)
+    assert kernels
+    for kernel in kernels:
+        raw, logit = torch.zeros(1, 4), torch.zeros(1, 2)
+        bounded, _ = probed(kernel, phase, raw, logit, torch.zeros(2), torch.zeros(4), -5.0)
+        assert torch.allclose(bounded, torch.tensor(math.exp(-2.5)))
+        softplus, _ = probed(kernel, phase, raw, logit, torch.zeros(2), torch.zeros(4), None)
+        assert torch.allclose(softplus, torch.tensor(0.5))
+        a_log, bias = torch.tensor([0.5, -1.0]), torch.tensor([1.0, -2.0, 3.0, 0.5])
+        softplus, _ = probed(kernel, phase, raw, logit, a_log, bias, None)
+        by_hand = [-math.exp(a_log[i // 2]) * math.log1p(math.exp(bias[i])) for i in range(4)]
+        assert torch.allclose(softplus.flatten().log(), torch.tensor(by_hand), rtol=2e-6)
+        far, _ = probed(kernel, phase, raw + 1e4, logit, a_log, bias, None)
+        assert torch.equal(far, torch.zeros_like(far)), "softplus must not overflow"
 
 
 @contextmanager
@@ -122,7 +127,9 @@ def exponents_never_positive() -> Iterator[list[int]]:
 
 def step_by_step(args: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """The recurrence of the formula in float64, one request in slot 1."""
-    q, k, v, g, beta = (args[name].double() for name in ("q", "k", "v", "g", "beta"))
+    q, k, v = (args[name].double() for name in ("q", "k", "v"))
+    given = (args[name].double() for name in ("gate_raw", "beta_logit", "A_log", "dt_bias"))
+    g, beta = kda_gate(*given, args["lower_bound"])
     q = q / (q.square().sum(dim=-1, keepdim=True) + 1e-6).sqrt() * q.shape[-1] ** -0.5
     k = k / (k.square().sum(dim=-1, keepdim=True) + 1e-6).sqrt()
     s, out = args["state"][1].double(), []
@@ -139,10 +146,12 @@ def step_by_step(args: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("tokens", [64, 130])
 @pytest.mark.parametrize("gate", [-0.1, -2.5, -3.0, -5.0, "mixed"])
 def test_b41_no_overflow_at_any_decay(kernel: Op, dtype: torch.dtype, tokens: int, gate: float | str) -> None:
-    args = core_inputs(dtype, gen(), [tokens], [1], gate=-1.0 if gate == "mixed" else gate)
-    if gate == "mixed":
-        choices = torch.tensor([-0.1, -2.5, -3.0, -5.0])
-        args["g"] = choices[torch.randint(0, 4, args["g"].shape, generator=gen(1))]
+    args = core_inputs(dtype, gen(), [tokens], [1])
+    choices = torch.tensor([-0.1, -2.5, -3.0, -5.0] if gate == "mixed" else [gate])
+    g = choices[torch.randint(0, len(choices), args["k"].shape, generator=gen(1))]
+    # exp(A_log) goes through the watched exponentials too.
+    args |= {"A_log": torch.zeros(2), "dt_bias": torch.zeros(256)}
+    args["gate_raw"] = undone_gate(g, args["A_log"], args["lower_bound"]).flatten(1).to(dtype)
     wanted, last = step_by_step(args)
     with exponents_never_positive() as seen:
         out = kernel(**args)
@@ -158,7 +167,7 @@ def test_b42_repeated_keys_keep_their_conditioning(kernel: Op, gate: float) -> N
     """One key 64 times with beta 0.99: the strictly lower matrix is near ones, which repeated squaring cannot invert."""
     args = core_inputs(F32, gen(), [64], [1], gate=gate)
     args["k"] = args["k"][:1].expand(64, -1, -1).contiguous()
-    args["beta"] = torch.full((64, 2), 0.99)
+    args["beta_logit"] = torch.full((64, 2), math.log(0.99 / 0.01))
     k = args["k"].double() / args["k"].double().norm(dim=-1, keepdim=True)
     mix = 0.99 * torch.einsum("thk,shk->hts", k, k).tril(-1)
     assert float(mix[:, 1:, 0].min()) > 0.98, "the matrix is near ones"
@@ -185,8 +194,8 @@ def test_b43_sequences_of_length_one_and_zero_in_a_prefill(kernel: Op, dtype: to
     assert torch.isfinite(together).all()
     for (begin, end), slot, length in zip(args["segment"].spans(), slots, lengths, strict=True):
         state = before.clone()
-        part = {name: args[name][begin:end] for name in ("q", "k", "v", "g", "beta")}
-        alone = kernel(**part, state=state, segment=make_segment("prefill", [length], [slot]))
+        part = args | {name: args[name][begin:end] for name in CORE_INPUTS}
+        alone = kernel(**part | {"state": state, "segment": make_segment("prefill", [length], [slot])})
         if length:
             assert relative_rms(together[begin:end], alone) < (1e-6 if dtype == F32 else 2e-3)
             assert relative_rms(args["state"][slot], state[slot]) < 1e-6

@@ -54,7 +54,7 @@ def test_the_list_as_json(k3port: Any) -> None:
     assert set(records) == {spec.name for spec in default_registry().kernels if spec.op == "kda"}
     record = records["reference.kda"]
     assert record["built"] is True
-    assert record["parts"] == ["short_conv", "kda_gate", "kda_core", "gated_norm"]
+    assert record["parts"] == ["short_conv", "kda_core", "gated_norm"]
     assert record["layouts"] == {"kda_state": "vk:float32", "conv_state": "wp"}
 
 

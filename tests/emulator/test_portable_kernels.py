@@ -28,7 +28,7 @@ DTYPES = (torch.bfloat16, torch.float32)
 @pytest.mark.parametrize("arch", ISAS)
 @pytest.mark.parametrize("spec", KERNELS, ids=lambda spec: spec.name)
 def test_numbers_bounds_and_synchronisation(spec: KernelSpec, arch: str) -> None:
-    report = run_emulated(spec, REGISTRY.kernels, arch, dtypes=DTYPES)
+    report = run_emulated(spec, REGISTRY.kernels, arch, dtypes=DTYPES, lean=True)
     assert report.launches > 0 and report.instructions > 0
     assert report.races == report.unknown == report.out_of_bounds == ()
     assert report.faults == ()
@@ -56,7 +56,7 @@ def test_some_kernels_are_built() -> None:
 
 @pytest.mark.parametrize("op", sorted({spec.op for spec in KERNELS}))
 def test_the_choice_of_samples_reaches_every_phase_and_names_what_it_leaves_out(op: str) -> None:
-    choice, left = Affordable(op, MAX_ROWS), 0
+    choice, left = Affordable(op, MAX_ROWS, "between"), 0
     for contract in op_contracts(op):
         samples = contract_samples(contract, torch.float32)
         taken = [sample for sample in samples if choice(sample)]
@@ -66,8 +66,33 @@ def test_the_choice_of_samples_reaches_every_phase_and_names_what_it_leaves_out(
 
 
 @pytest.mark.parametrize("op", sorted({spec.op for spec in KERNELS}))
+def test_samples_that_others_stand_for_lie_between_two_ordinary_ones(op: str) -> None:
+    """No adversarial one is among them, nor one that is alone in a phase, with an argument or at a size."""
+    everything, lean = Affordable(op, MAX_ROWS), Affordable(op, MAX_ROWS, "between")
+    for contract in op_contracts(op):
+        samples = [sample for sample in contract_samples(contract, torch.float32) if everything(sample)]
+        taken = [sample for sample in samples if lean(sample)]
+        sizes = [rows(contract, sample) for sample in taken if not sample.adversarial]
+        for sample in samples:
+            if not lean(sample):
+                assert not sample.adversarial and min(sizes) < rows(contract, sample) < max(sizes)
+
+
+def test_of_many_lengths_of_one_request_the_shortest_and_the_longest_are_taken() -> None:
+    (contract,) = op_contracts("kda_core")
+    samples = [sample for sample in contract_samples(contract, torch.float32) if sample.name.endswith(" tokens")]
+    by_choice = {
+        keep: [sample.name for sample in samples if Affordable("kda_core", most, keep)(sample)]
+        for keep, most in (("between", MAX_ROWS), ("ends", MAX_ROWS_AGAIN))
+    }
+    assert by_choice == {"between": ["1 tokens", "65 tokens"], "ends": ["1 tokens", "17 tokens"]}
+    named = " ".join(Affordable("kda_core", MAX_ROWS, "between").left_out())
+    assert "'63 tokens' (126 rows, between others of its kind)" in named and "'130 tokens' (260 rows)" in named
+
+
+@pytest.mark.parametrize("op", sorted({spec.op for spec in KERNELS}))
 def test_further_dtypes_and_orders_get_samples_with_several_rows(op: str) -> None:
-    choice = Affordable(op, MAX_ROWS_AGAIN)
+    choice = Affordable(op, MAX_ROWS_AGAIN, "ends")
     samples = [(c, sample) for c in op_contracts(op) for sample in contract_samples(c, torch.float32) if choice(sample)]
     assert sum(rows(contract, sample) > 1 for contract, sample in samples) >= 2
 

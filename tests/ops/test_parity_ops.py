@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import kda_parity  # noqa: F401 - registers its checks
 import pytest
 import torch
 from builtin_kernels import KERNELS, dtype_name, runnable, small_table
+from kda_parity import GATES, gate_bundle
 from op_parity import BOUND, CHECKS, Worst, bundle, mla_expanded_case
 from shared_data import SHARED
 
@@ -16,6 +16,7 @@ from k3port.model.config_file import parse_config
 from k3port.model.mlp import LatentMoe
 from k3port.model.params import ParamReader
 from k3port.ops.conv import short_conv
+from k3port.ops.kda import kda_gate
 from k3port.ops.linear import linear
 from k3port.ops.mla import apply_output_gate, attend
 from k3port.ops.moe import moe_experts
@@ -52,6 +53,17 @@ def test_every_text_bundle_is_used() -> None:
         pytest.skip(f"needs {folder}, which is not part of the repository")
     used = {name.partition(",")[0] for name in CHECKS} | {"latent_moe", "mxfp4"}
     assert {path.stem for path in folder.glob("*.safetensors")} - used == {"spec_verify"}
+
+
+@each_dtype
+def test_kda_gate_formula(dtype: torch.dtype) -> None:
+    """Log decays themselves, which no state shows where they are weak."""
+    (data, given), worst = gate_bundle(dtype), Worst(dtype)
+    for name, bound in GATES:
+        g, beta = kda_gate(*given, bound)
+        worst(g, data[name if bound is None else f"bounded_{name}"], name)
+        worst(beta, data["beta"], "beta")
+    assert worst.error > 0
 
 
 @each_dtype

@@ -139,7 +139,7 @@ def test_no_value_of_any_field_stops_a_plan(record: type, field: str, value: Any
         (replace(RIGHT, doc="two\nlines"), "doc = 'two\\nlines': expected one line of text"),
         (replace(RIGHT, priority=True), "priority = True: expected a whole number"),
         (replace(RIGHT, parts=("gated_norm",)), "parts: gated_norm is not made of gated_norm; of nothing"),
-        (replace(RIGHT, op="kda", parts=("linear",)), "parts: kda is not made of linear; of short_conv, kda_gate"),
+        (replace(RIGHT, op="kda", parts=("linear",)), "parts: kda is not made of linear; of short_conv, kda_core"),
         (replace(RIGHT, pack="nothere.at.all:f"), "pack: there is no module nothere.at.all"),
         (replace(RIGHT, source=Unfit()), "its record cannot be read: RuntimeError: no words for it"),
     ],

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from golden_base import Op, close, golden
 
 from k3port.ops.catalog import Phase
 from k3port.ops.kda import KdaParams, KdaState
+from k3port.ops.kda_samples import CORE_INPUTS, undone_gate
 from k3port.ops.mla import MlaParams
 from k3port.ops.segment import make_segment
 
@@ -45,15 +47,27 @@ def check_conv_decode(short_conv: Op, dtype: torch.dtype) -> None:
     _check_conv(short_conv, dtype, "decode")
 
 
-def _kda_example(dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def _gate_of(g: torch.Tensor, beta: torch.Tensor, bound: float | None, dtype: torch.dtype) -> dict[str, Any]:
+    """Raw numbers that become these decays ``[T, H, K]`` and strengths ``[T, H]``."""
+    a_log = torch.zeros(g.shape[1], dtype=torch.float64)
+    return {
+        "gate_raw": undone_gate(g, a_log, bound).flatten(1).to(dtype),
+        "beta_logit": torch.logit(beta.double()).clamp(max=60).to(dtype),
+        "A_log": a_log.to(dtype),
+        "dt_bias": torch.zeros(g.shape[1] * g.shape[2], dtype=dtype),
+        "lower_bound": bound,
+    }
+
+
+def _kda_example(dtype: torch.dtype, bound: float | None) -> dict[str, Any]:
     rows = {
         "q": [[1.0, 1.0], [0.0, 2.0]],
         "k": [[3.0, 4.0], [1.0, 0.0]],
         "v": [[1.0, 2.0], [-1.0, 0.5]],
-        "g": [[-1.0, -2.0], [-0.5, -0.25]],
     }
+    g, beta = torch.tensor([[[-1.0, -2.0]], [[-0.5, -0.25]]]), torch.tensor([[0.5], [0.25]])
     tensors = {name: torch.tensor(values, dtype=dtype).unsqueeze(1) for name, values in rows.items()}
-    return {**tensors, "beta": torch.tensor([[0.5], [0.25]], dtype=dtype)}
+    return {**tensors, **_gate_of(g, beta, bound, dtype)}
 
 
 KDA_OUTPUTS = [[[0.34999991, 0.69999981]], [[0.22027809, 0.44055619]]]
@@ -64,15 +78,16 @@ KDA_STATES = [
 
 
 def _check_kda_steps(kda_core: Op, dtype: torch.dtype, phase: Phase) -> None:
-    args, state = _kda_example(dtype), torch.zeros(3, 1, 2, 2, dtype=dtype)
-    for t in range(2):
-        row = {name: value[t : t + 1] for name, value in args.items()}
-        o = kda_core(**row, state=state, segment=make_segment(phase, [1], [2]))
-        close(o, [KDA_OUTPUTS[t]], dtype, scale=3, what=f"output {t}")
-        close(state[2, 0], KDA_STATES[t], dtype, scale=3, what=f"state {t}")
-    # u = beta (v - S k) of the second token, from the states: the key is [1, 0], so column 0 took all of it.
-    u = state[2, 0, :, 0].double() - torch.tensor(KDA_STATES[0]).double()[:, 0] * math.exp(-0.5)
-    close(u, [-0.29548978, 0.03402045], dtype, scale=30)
+    for bound in (-5.0, None):
+        args, state = _kda_example(dtype, bound), torch.zeros(3, 1, 2, 2, dtype=dtype)
+        for t in range(2):
+            row = {name: args[name][t : t + 1] for name in CORE_INPUTS}
+            o = kda_core(**{**args, **row}, state=state, segment=make_segment(phase, [1], [2]))
+            close(o, [KDA_OUTPUTS[t]], dtype, scale=3, what=f"output {t}, bound {bound}")
+            close(state[2, 0], KDA_STATES[t], dtype, scale=3, what=f"state {t}, bound {bound}")
+        # u = beta (v - S k) of the second token, from the states: the key is [1, 0], so column 0 took all of it.
+        u = state[2, 0, :, 0].double() - torch.tensor(KDA_STATES[0]).double()[:, 0] * math.exp(-0.5)
+        close(u, [-0.29548978, 0.03402045], dtype, scale=30)
 
 
 @golden("KDA example, step by step", "kda_core", "prefill")
@@ -87,10 +102,11 @@ def check_kda_decode(kda_core: Op, dtype: torch.dtype) -> None:
 
 @golden("KDA example, in one call", "kda_core", "prefill")
 def check_kda_call(kda_core: Op, dtype: torch.dtype) -> None:
-    state = torch.zeros(3, 1, 2, 2, dtype=dtype)
-    o = kda_core(**_kda_example(dtype), state=state, segment=make_segment("prefill", [2], [1]))
-    close(o, KDA_OUTPUTS, dtype, scale=3)
-    close(state[1, 0], KDA_STATES[1], dtype, scale=3)
+    for bound in (-5.0, None):
+        state = torch.zeros(3, 1, 2, 2, dtype=dtype)
+        o = kda_core(**_kda_example(dtype, bound), state=state, segment=make_segment("prefill", [2], [1]))
+        close(o, KDA_OUTPUTS, dtype, scale=3)
+        close(state[1, 0], KDA_STATES[1], dtype, scale=3)
 
 
 def _check_l2norm(kda_core: Op, dtype: torch.dtype, phase: Phase) -> None:
@@ -100,10 +116,10 @@ def _check_l2norm(kda_core: Op, dtype: torch.dtype, phase: Phase) -> None:
         "q": faint,
         "k": faint,
         "v": torch.tensor([[[1.0, -2.0]]], dtype=dtype),
-        "g": torch.zeros(1, 1, 2, dtype=dtype),
+        **_gate_of(torch.zeros(1, 1, 2), torch.ones(1, 1), -5.0, dtype),
     }
     state = torch.zeros(2, 1, 2, 2, dtype=dtype)
-    o = kda_core(**args, beta=torch.ones(1, 1, dtype=dtype), state=state, segment=make_segment(phase, [1], [1]))
+    o = kda_core(**args, state=state, segment=make_segment(phase, [1], [1]))
     close(o, [[[2**-1.5, -(2**-0.5)]]], dtype, what="output")
     close(state[1, 0], [[2**-0.5, 0.0], [-(2**0.5), 0.0]], dtype, what="state")
 

@@ -33,7 +33,17 @@ def dot_kernel(a_ptr, b_ptr, c_ptr, OWN: tl.constexpr):
 def function_kernel(x_ptr, y_ptr, N: tl.constexpr, NAME: tl.constexpr):
     i = tl.arange(0, N)
     x = tl.load(x_ptr + i)
-    y = lib.sigmoid(x) if NAME == "sigmoid" else lib.tanh(x)
+    if NAME == "sigmoid":
+        y = lib.sigmoid(x)
+    elif NAME == "tanh":
+        y = lib.tanh(x)
+    elif NAME == "softplus":
+        y = lib.softplus(x)
+    elif NAME == "silu":
+        y = lib.gated(x, x)
+    else:
+        numerator, e = lib.capped(x, 1.0, 1.0, FINE=NAME == "capped")
+        y = lib.divide(numerator, 1.0 + e)
     tl.store(y_ptr + i, y)
 
 
@@ -74,14 +84,17 @@ def main() -> None:
     found["plain dot bfloat16: relative RMS"] = dot_error(torch.bfloat16, False)
     grid = torch.cat((torch.logspace(-30, 1.9, 2045), torch.tensor([0.0, 1e4, torch.inf])))
     points = torch.cat((grid, -grid))
-    for name, function in (("sigmoid", torch.sigmoid), ("tanh", torch.tanh)):
+    functions = {"sigmoid": torch.sigmoid, "silu": torch.nn.functional.silu, "softplus": torch.nn.functional.softplus}
+    functions |= dict.fromkeys(("tanh", "capped", "coarsely capped"), torch.tanh)
+    for name, function in functions.items():
         y, wanted = torch.empty_like(points), function(points.double())
         function_kernel[(1,)](points, y, N=points.numel(), NAME=name)
         # The exponent of a number far below zero carries its rounding into the result.
-        inner = (points > -8) & (points.abs() > 0)
+        inner = (points > -8) & (points.abs() > 0) & wanted.isfinite()
         error = ((y - wanted) / wanted)[inner].abs().max()
         found[f"{name}: largest relative error"] = float(error)
-        ends = points.abs() >= 1e4
+        # Infinity times nothing is NaN for SiLU.
+        ends = (points.abs() >= 1e4) & wanted.isfinite()
         found[f"{name}: ends"] = float((y.double() - wanted)[ends].abs().max())
     print(json.dumps(found))
 

@@ -130,14 +130,29 @@ def eps_on_the_mean(_: Op) -> Op:
     return normalize
 
 
-def recurrence(
-    read_before_decay: bool = False, output_before_write: bool = False, decay_on_values: bool = False
+def core(
+    read_before_decay: bool = False,
+    output_before_write: bool = False,
+    decay_on_values: bool = False,
+    **gate_switches: bool,
 ) -> Callable[[Op], Op]:
-    """The recurrence token by token, right with no switch set."""
+    """Gate and recurrence token by token, right with no switch set."""
 
     def kda_core(
-        q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, segment: Segment, drafts: None = None
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        gate_raw: Tensor,
+        beta_logit: Tensor,
+        A_log: Tensor,
+        dt_bias: Tensor,
+        lower_bound: float | None,
+        state: Tensor,
+        segment: Segment,
+        drafts: None = None,
     ) -> Tensor:
+        g = log_decay(gate_raw, A_log, dt_bias, lower_bound, **gate_switches)
+        beta = torch.sigmoid(beta_logit)
         q, k = normalize_qk(q, k, v.dtype)
         out = torch.zeros_like(v)
         for (begin, end), slot in zip(segment.spans(), segment.slot_ids, strict=True):
@@ -157,26 +172,25 @@ def recurrence(
     return lambda _: kda_core
 
 
-def gate(per_channel: bool = False, bias_outside: bool = False, clamped_softplus: bool = False) -> Callable[[Op], Op]:
-    """Log decay and write strength, right with no switch set."""
-
-    def kda_gate(
-        raw: Tensor, logit: Tensor, a_log: Tensor, dt_bias: Tensor, bound: float | None
-    ) -> tuple[Tensor, Tensor]:
-        raw, bias = raw.unflatten(-1, (a_log.shape[0], -1)), dt_bias.unflatten(-1, (a_log.shape[0], -1))
-        a = a_log.exp().unsqueeze(-1)
-        if per_channel:
-            # The file's heads are followed by zeros up to the head dimension.
-            a = F.pad(a_log, (0, max(raw.shape[-1] - a_log.shape[0], 0)))[: raw.shape[-1]].exp()
-        z = a * raw + bias if bias_outside else a * (raw + bias)
-        if bound is None or clamped_softplus:
-            g = -a * F.softplus(raw + bias)
-            g = g if bound is None else g.clamp(min=bound)
-        else:
-            g = bound * torch.sigmoid(z)
-        return g, torch.sigmoid(logit)
-
-    return lambda _: kda_gate
+def log_decay(
+    raw: Tensor,
+    a_log: Tensor,
+    dt_bias: Tensor,
+    bound: float | None,
+    per_channel: bool = False,
+    bias_outside: bool = False,
+    clamped_softplus: bool = False,
+) -> Tensor:
+    raw, bias = raw.unflatten(-1, (a_log.shape[0], -1)), dt_bias.unflatten(-1, (a_log.shape[0], -1))
+    a = a_log.exp().unsqueeze(-1)
+    if per_channel:
+        # The file's heads are followed by zeros up to the head dimension.
+        a = F.pad(a_log, (0, max(raw.shape[-1] - a_log.shape[0], 0)))[: raw.shape[-1]].exp()
+    z = a * raw + bias if bias_outside else a * (raw + bias)
+    if bound is None or clamped_softplus:
+        g = -a * F.softplus(raw + bias)
+        return g if bound is None else g.clamp(min=bound)
+    return bound * torch.sigmoid(z)
 
 
 def situ(uncapped_linear: bool = False, sigmoid_of_capped: bool = False) -> Callable[[Op], Op]:
@@ -261,6 +275,7 @@ def without_latent_norm(block: LatentMoe) -> None:
 
 
 K3, LINEAR = "k3: logits", "linear: logits"
+GATES = ("op: KDA gates, prefill", "op: KDA gates, decode")
 CORE = ("op: KDA example, step by step", "op: KDA example, decode", "op: KDA example, in one call")
 
 # The mistake as the parity data names it; how it is planted; the named checks that must fail with it.
@@ -280,7 +295,7 @@ MISTAKES: dict[str, tuple[Plant, tuple[str, ...]]] = {
         ("op: SiTU", "op: SiTU caps", K3),
     ),
     "rms_norm_eps 1e-6": (in_config(lambda config: replace(config, norm_eps=1e-6)), (K3, LINEAR)),
-    "delta read before decay": (in_kernels("kda_core", recurrence(read_before_decay=True)), (*CORE, K3, LINEAR)),
+    "delta read before decay": (in_kernels("kda_core", core(read_before_decay=True)), (*CORE, K3, LINEAR)),
     "SiTU sigmoid on the capped gate": (
         in_kernels("situ_mul", situ(sigmoid_of_capped=True)),
         ("op: SiTU", "op: SiTU sigmoid on the uncapped gate", K3),
@@ -314,24 +329,23 @@ MISTAKES: dict[str, tuple[Plant, tuple[str, ...]]] = {
         ("op: AttnRes example", "op: AttnRes of equal sources is the source", K3, "k3: depth"),
     ),
     "latent norm omitted": (after_init(LatentMoe, without_latent_norm), (K3, "k3: depth")),
-    "A_log read per channel": (in_kernels("kda_gate", gate(per_channel=True)), ("op: KDA gates", K3)),
-    "dt_bias outside exp(A_log)": (in_kernels("kda_gate", gate(bias_outside=True)), ("op: KDA gates", K3)),
+    "A_log read per channel": (in_kernels("kda_core", core(per_channel=True)), (*GATES, K3)),
+    "dt_bias outside exp(A_log)": (in_kernels("kda_core", core(bias_outside=True)), (*GATES, K3)),
     "KDA output read before the write": (
-        in_kernels("kda_core", recurrence(output_before_write=True)),
+        in_kernels("kda_core", core(output_before_write=True)),
         (*CORE, K3, LINEAR),
     ),
     "w1/w3 swapped": (instead(keep_stored, stack_dense, make=swapped_experts), (K3, LINEAR)),
     "block size + 1": (in_config(longer_blocks), (K3, "k3: depth")),
-    "gate as clamped softplus": (in_kernels("kda_gate", gate(clamped_softplus=True)), ("op: KDA gates", K3)),
-    "decay on the value axis": (in_kernels("kda_core", recurrence(decay_on_values=True)), (*CORE, K3, LINEAR)),
+    "gate as clamped softplus": (in_kernels("kda_core", core(clamped_softplus=True)), (*GATES, K3)),
+    "decay on the value axis": (in_kernels("kda_core", core(decay_on_values=True)), (*CORE, K3, LINEAR)),
     "conv taps reversed": (
         in_kernels("short_conv", reversed_taps),
         ("op: convolution taps, prefill", "op: convolution taps, decode", K3, LINEAR),
     ),
 }
 RIGHT: dict[str, Plant] = {
-    "kda_core": in_kernels("kda_core", recurrence()),
-    "kda_gate": in_kernels("kda_gate", gate()),
+    "kda_core": in_kernels("kda_core", core()),
     "situ_mul": in_kernels("situ_mul", situ()),
     "attn_res": in_kernels("attn_res", mixture()),
 }

@@ -6,8 +6,10 @@ import math
 
 import attention_goldens  # noqa: F401 - registers its checks
 import torch
+from gate_probe import probed
 from golden_base import CHECKS, Op, close, golden
 
+from k3port.ops.catalog import Phase
 from k3port.ops.moe import RouterParams
 from k3port.ops.sample import SamplingTensors
 
@@ -56,21 +58,34 @@ GATES = [
 ]  # fmt: skip
 
 
-@golden("KDA gates", "kda_gate")
-def check_gates(kda_gate: Op, dtype: torch.dtype) -> None:
+def _check_gates(kda_core: Op, dtype: torch.dtype, phase: Phase) -> None:
     """One head per row of the table, so that ``A_log`` is read per head; z is split between the input and the bias."""
     heads, channels = len(GATES), 3
     a_log = torch.tensor([a for a, *_ in GATES], dtype=dtype)
     z = torch.tensor([[z] * channels for _, z, *_ in GATES], dtype=dtype)
     bias = torch.tensor([0.25, -0.5, 0.75], dtype=dtype).repeat(heads)
     logits = torch.tensor([[0.0, 2.0, -3.0, 0.5, 40.0, -40.0]], dtype=dtype)
+    decays = [0.0820849986, 0.0150919958, 0.446458315, 0.02048147, 0.998640122, 0.006737947]
     for bound, column in ((-5.0, 2), (None, 3)):
-        g, beta = kda_gate((z.flatten() - bias).unsqueeze(0), logits, a_log, bias, bound)
-        close(g, [[[row[column]] * channels for row in GATES]], dtype, scale=5, what=f"bound {bound}")
+        decay, beta = probed(kda_core, phase, (z.flatten() - bias).unsqueeze(0), logits, a_log, bias, bound)
+        log_decays = torch.tensor([[[row[column]] * channels for row in GATES]]).double()
+        if dtype == torch.float64:
+            # A float32 state next to one tells little of a weak decay.
+            close(decay.log(), log_decays, dtype, scale=5, what=f"bound {bound}")
+        close(decay, log_decays.exp(), dtype, scale=40, what=f"bound {bound}")
         close(beta, [[1 / (1 + math.exp(-x)) for x in logits[0].tolist()]], dtype)
-    g, _ = kda_gate((z.flatten() - bias).unsqueeze(0), logits, a_log, bias, -5.0)
-    decay = [0.0820849986, 0.0150919958, 0.446458315, 0.02048147, 0.998640122, 0.006737947]
-    close(torch.exp(g[0, :, 0]), decay, dtype, scale=10)
+        if bound is not None:
+            close(decay[0, :, 0], decays, dtype, scale=10)
+
+
+@golden("KDA gates, prefill", "kda_core", "prefill")
+def check_gates_prefill(kda_core: Op, dtype: torch.dtype) -> None:
+    _check_gates(kda_core, dtype, "prefill")
+
+
+@golden("KDA gates, decode", "kda_core", "decode")
+def check_gates_decode(kda_core: Op, dtype: torch.dtype) -> None:
+    _check_gates(kda_core, dtype, "decode")
 
 
 @golden("AttnRes example", "attn_res")

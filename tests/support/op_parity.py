@@ -132,19 +132,6 @@ def check_conv_decode(short_conv: Op, dtype: torch.dtype) -> float:
     return _conv(short_conv, dtype, "decode")
 
 
-@parity("kda_gate", "kda_gate")
-def check_kda_gate(kda_gate: Op, dtype: torch.dtype) -> float:
-    data, worst = bundle("kda_gate", dtype), Worst(dtype)
-    raw, logit, dt_bias = data["gate_raw"].flatten(1), data["beta_logit"].to(dtype), data["dt_bias"].to(dtype)
-    assert not data["A_log"][3:].any()
-    assert torch.equal(data["A_log"][:3], data["A_log_4d"].flatten())
-    for name, bound in (("L5", -5.0), ("L1", -1.0), ("L0.1", -0.1), ("L0.01", -0.01), ("softplus", None)):
-        g, beta = kda_gate(raw, logit, data["A_log"][:3].to(dtype), dt_bias, bound)
-        worst(g, data[name if bound is None else f"bounded_{name}"], name)
-        worst(beta, data["beta"], "beta")
-    return worst.error
-
-
 @parity("router", "moe_route")
 def check_router(moe_route: Op, dtype: torch.dtype) -> float:
     """Every variant; a choice may differ only where the margin is below the rounding of the scores."""

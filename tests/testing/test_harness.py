@@ -305,7 +305,7 @@ def test_composites_are_built_from_reference_parts() -> None:
     MODULE.__dict__["factory"] = factory
     composite = KernelSpec("test.kda", "kda", "harness_kernels:factory", "", parts=OPS["kda"].parts)
     build_kernel(composite, KERNELS, "decode")
-    assert set(names) == {"short_conv", "kda_gate", "kda_core", "gated_norm"}
+    assert set(names) == {"short_conv", "kda_core", "gated_norm"}
     assert all(module.startswith("k3port.ops.") for module in names.values())
 
 

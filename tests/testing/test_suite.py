@@ -103,32 +103,31 @@ def test_phases_are_refused_and_invariants_run() -> None:
     assert not any(case.variant == INVARIANT for case in run(norm(), dtypes=[torch.float64]).cases)
 
 
-def wrong_gate(*args: Any, **kwargs: Any) -> Any:
-    g, beta = REGISTRY_GATE(*args, **kwargs)
-    return g + 0.5, beta
+def wrong_core(**args: Any) -> Any:
+    return CORE.reference(**{**args, "dt_bias": args["dt_bias"] + 0.5})
 
 
-REGISTRY_GATE = op_contracts("kda_gate")[0].reference
+(CORE,) = op_contracts("kda_core")
 
 
 def test_an_invariant_that_does_not_hold_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     import k3port.ops.kda as module
 
-    monkeypatch.setattr(module, "wrong_gate", wrong_gate, raising=False)
-    spec = norm("reference.kda_gate", load="k3port.ops.kda:wrong_gate")
+    monkeypatch.setattr(module, "wrong_core", wrong_core, raising=False)
+    spec = norm("reference.kda_core", load="k3port.ops.kda:wrong_core")
     report = run(spec, samples=lambda sample: False)
-    assert [case.variant for case in report.ran] == [INVARIANT]
-    assert (
-        "reference.kda_gate, float32, 'published values', invariant: does not keep it: AssertionError"
-        in report.faults[0]
-    )
+    assert [case.variant for case in report.ran] == [INVARIANT] * len(CORE.invariants)
+    # The other invariants hold whatever the gate.
+    (fault,) = report.faults
+    said = "reference.kda_core, float32, 'published values of the gate', invariant: does not keep it: AssertionError"
+    assert said in fault
     with pytest.raises(AssertionError, match="1 faults"):
         report.check()
 
 
 def test_writes_out_of_bounds_inside_an_invariant_are_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Guards, "faults", lambda self: ["y: something outside"])
-    report = run(norm("reference.kda_gate"), samples=lambda sample: False)
+    report = run(norm("reference.kda_commit"), samples=lambda sample: False)
     assert "y: something outside" in report.faults[0]
 
 

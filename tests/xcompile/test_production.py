@@ -9,7 +9,7 @@ from k3port.oracle.spec import KernelSpec, Requires
 from k3port.testing.production import Call, NoProductionCall, production_calls, production_queries
 from k3port.testing.targets import TPS
 
-OPS = ("rms_norm", "gated_norm", "attn_res", "situ_mul", "kda_gate", "vision_patch", "sample")
+OPS = ("rms_norm", "gated_norm", "attn_res", "situ_mul", "vision_patch", "sample")
 PHASED = ("short_conv", "kda_core", "kda")
 
 
@@ -33,7 +33,7 @@ def test_every_op_has_calls_at_every_tp(op: str) -> None:
 def test_widths_are_those_of_one_rank() -> None:
     assert main_call("gated_norm", 8).args["x"].shape == (300, 12, 128)
     assert main_call("gated_norm", 1).args["x"].shape == (300, 96, 128)
-    assert main_call("kda_gate", 16).args["gate_raw"].shape == (300, 6 * 128)
+    assert main_call("kda_core", 16, phases=("prefill",)).args["gate_raw"].shape == (326, 6 * 128)
     assert main_call("short_conv", 8, phases=("decode",)).args["x"].shape == (32, 3 * 12 * 128)
     assert {call.args["x"].shape[1] for call in calls("rms_norm")} == {7168, 1536, 512, 3584}
     assert {call.args["gate_up"].shape[1] for call in calls("situ_mul")} == {2 * 4224, 2 * 768, 2 * 384}

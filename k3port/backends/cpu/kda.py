@@ -12,7 +12,7 @@ import itertools
 import torch
 
 from k3port.ops.contract import accumulation_dtype
-from k3port.ops.kda import kda_core
+from k3port.ops.kda import kda_core, kda_gate
 from k3port.ops.kda_state import KdaDrafts, normalize_qk
 from k3port.ops.segment import NULL_SLOT, Segment
 
@@ -26,17 +26,21 @@ def kda_core_chunk(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
+    gate_raw: torch.Tensor,
+    beta_logit: torch.Tensor,
+    A_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    lower_bound: float | None,
     state: torch.Tensor,
     segment: Segment,
     drafts: KdaDrafts | None = None,
 ) -> torch.Tensor:
     """See :func:`k3port.ops.kda.kda_core`, for prefill."""
     del drafts
-    acc = accumulation_dtype(v, g)
+    acc = accumulation_dtype(v)
+    g, beta = kda_gate(gate_raw, beta_logit, A_log, dt_bias, lower_bound)
     q, k = normalize_qk(q, k, acc)
-    v32, g, beta = v.to(acc), g.to(acc), beta.to(acc)
+    v32 = v.to(acc)
     out = torch.zeros_like(v) if segment.has_padding else torch.empty_like(v)
     for request, ((begin, end), slot) in enumerate(zip(segment.spans(), segment.slot_ids, strict=True)):
         if slot == NULL_SLOT or begin == end:
@@ -100,23 +104,28 @@ def kda_core_step(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
+    gate_raw: torch.Tensor,
+    beta_logit: torch.Tensor,
+    A_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    lower_bound: float | None,
     state: torch.Tensor,
     segment: Segment,
     drafts: KdaDrafts | None = None,
 ) -> torch.Tensor:
     """See :func:`k3port.ops.kda.kda_core`: one token per request at once, drafts request by request."""
     if segment.has_padding or segment.draft:
-        return kda_core(q, k, v, g, beta, state, segment, drafts)
-    acc = accumulation_dtype(v, g)
+        gate = (gate_raw, beta_logit, A_log, dt_bias, lower_bound)
+        return kda_core(q, k, v, *gate, state, segment, drafts)
+    acc = accumulation_dtype(v)
+    g, beta = kda_gate(gate_raw, beta_logit, A_log, dt_bias, lower_bound)
     q, k = normalize_qk(q, k, acc)
     # One request works on its slot itself; several are gathered, updated together and written back.
     alone = len(segment.slot_ids) == 1 and state.dtype == acc
     s = state[segment.slot_ids[0]].unsqueeze(0) if alone else state[segment.slots].to(acc)
-    s *= g.to(acc).exp().unsqueeze(-2)
+    s *= g.exp().unsqueeze(-2)
     u = v.to(acc) - (s @ k.unsqueeze(-1)).squeeze(-1)
-    u *= beta.to(acc).unsqueeze(-1)
+    u *= beta.unsqueeze(-1)
     s.addcmul_(u.unsqueeze(-1), k.unsqueeze(-2))
     if not alone:
         state[segment.slots] = s.to(state.dtype)

@@ -91,7 +91,7 @@ def _prefill(suffix: str, state: str, doc: str) -> KernelSpec:
         name=f"cuda.flashinfer_kda_prefill{suffix}",
         op="kda_core",
         load="",
-        doc=f"recurrent_kda over whole sequences, {state} state: {doc}",
+        doc=f"recurrent_kda over whole sequences, gate and beta from raw numbers, {state} state: {doc}",
         phases=("prefill",),
         requires=Requires(
             vendors=("nvidia",),
@@ -129,7 +129,7 @@ def _flash_kda(suffix: str, state: str) -> KernelSpec:
         priority=PRIORITY_VENDOR - 10,
         layouts=_layouts(state),
         parts=("short_conv", "gated_norm"),
-        covers=("kda_gate", "kda_core"),
+        covers=("kda_core",),
         numerics="copies q, k, v and the gate to contiguous memory first",
         source="fla-core 0.6.0",
     )
@@ -142,7 +142,7 @@ KERNELS: tuple[KernelSpec, ...] = (
         name="cuda.flashinfer_kda_recurrent_bf16",
         op="kda_core",
         load="",
-        doc="recurrent_kda, one token per request, bfloat16 state",
+        doc="recurrent_kda, one token per request, gate and beta from raw numbers, bfloat16 state",
         phases=("decode",),
         requires=Requires(
             vendors=("nvidia",),

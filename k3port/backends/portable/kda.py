@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from k3port.backends.portable.base import triton_kernel, triton_requires
+from k3port.backends.portable.kda_slabs import prefill_workspace
 from k3port.ops.catalog import OPS
 from k3port.oracle.spec import PRIORITY_PORTABLE, PRIORITY_REFERENCE, AxisRule, KernelSpec, Requires
 
@@ -23,17 +24,18 @@ def _with_state(suffix: str, state: str) -> tuple[KernelSpec, ...]:
         triton_kernel(
             f"kda_core_chunk{suffix}",
             "kda_core",
-            f"chunked recurrence with bounded exponents, {state} state",
+            f"gate and chunked recurrence with bounded exponents, {state} state",
             load="k3port.backends.portable.kernels.kda_chunk:kda_core_chunk",
             phases=("prefill",),
             requires=chunked,
             layouts=layout,
+            workspace_bytes=prefill_workspace,
             numerics=kept,
         ),
         triton_kernel(
             f"kda_core_step{suffix}",
             "kda_core",
-            f"one step per request, or a few for drafts, any head count, {state} state",
+            f"gate and one step per request, or a few for drafts, any head count, {state} state",
             load="k3port.backends.portable.kernels.kda_step:kda_core_step",
             phases=("decode",),
             records_drafts=True,
@@ -63,6 +65,7 @@ def _with_state(suffix: str, state: str) -> tuple[KernelSpec, ...]:
             ),
             layouts={**layout, **_CONV},
             covers=OPS["kda"].parts,
+            workspace_bytes=prefill_workspace,
             numerics=kept,
         ),
         triton_kernel(
@@ -80,7 +83,7 @@ def _with_state(suffix: str, state: str) -> tuple[KernelSpec, ...]:
         triton_kernel(
             f"fla_kda_chunk{suffix}",
             "kda_core",
-            f"fla.ops.kda.chunk_kda, {state} state",
+            f"fla.ops.kda.chunk_kda, gate and beta from raw numbers, {state} state",
             phases=("prefill",),
             requires=fla,
             layouts=layout,
@@ -91,7 +94,7 @@ def _with_state(suffix: str, state: str) -> tuple[KernelSpec, ...]:
         triton_kernel(
             f"fla_kda_recurrent{suffix}",
             "kda_core",
-            f"fla.ops.kda.fused_recurrent_kda, {state} state",
+            f"fla.ops.kda.fused_recurrent_kda, gate and beta from raw numbers, {state} state",
             phases=("decode",),
             requires=fla,
             layouts=layout,
@@ -111,12 +114,6 @@ KERNELS: tuple[KernelSpec, ...] = (
         records_drafts=True,
         requires=triton_requires(axes=(AxisRule("W", minimum=2, maximum=8),)),
         layouts=_CONV,
-    ),
-    triton_kernel(
-        "kda_gate",
-        "kda_gate",
-        "both gate forms and the write strength",
-        load="k3port.backends.portable.kernels.kda_gate:kda_gate",
     ),
     *_with_state("", "float32"),
     *_with_state("_bf16", "bfloat16"),

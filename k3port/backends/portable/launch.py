@@ -1,49 +1,47 @@
-"""Which GPU the Triton kernels are launched for, and the tuned configuration of a kernel there.
-
-A configuration file ``configs/<kernel>.json`` holds a list of entries, the first that fits is taken::
-
-    {"kernel": "rms_norm", "entries": [
-      {"archs": ["sm_90"], "when": {"D": [4096, null]}, "config": {"num_warps": 8}, "measured": {"device": "..."}},
-      {"archs": ["*"], "when": {}, "config": {"num_warps": 4}, "measured": null}]}
-
-``when`` bounds an axis from both sides, null is no bound. The last entry fits everything.
-"""
+"""How the Triton kernels are launched, for which GPU, and with which tuned configuration."""
 
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from importlib import resources
+from dataclasses import dataclass
 from typing import Any
 
 import triton
 from triton import knobs
+from triton.compiler import CompiledKernel
+
+from k3port.backends.portable.tuning import Config, Entry, entries
+
+__all__ = [
+    "INTERPRETER",
+    "Config",
+    "Entry",
+    "Lookup",
+    "arch",
+    "ceil_div",
+    "entries",
+    "force_config",
+    "launch",
+    "power_of_2",
+    "pretend_arch",
+    "tuned",
+    "watch_tuned",
+]
 
 INTERPRETER = "interpreter"
 """Architecture name under Triton's interpreter."""
 
-Config = Mapping[str, int]
+
+def ceil_div(a: int, b: int) -> int:
+    """``a / b`` rounded up. Triton's own is wrapped for kernels and takes the host ten times as long."""
+    return -(-a // b)
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One tuned configuration and where it applies."""
-
-    archs: tuple[str, ...]
-    when: Mapping[str, tuple[int | None, int | None]]
-    config: Config
-    measured: Mapping[str, Any] | None = field(default=None, compare=False)
-
-    def fits(self, arch: str, axes: Mapping[str, int]) -> bool:
-        if "*" not in self.archs and arch not in self.archs:
-            return False
-        return all(
-            (low is None or axes[name] >= low) and (high is None or axes[name] <= high)
-            for name, (low, high) in self.when.items()
-        )
+def power_of_2(n: int) -> int:
+    """The least power of two that is not less than ``n``, for ``n`` of at least 1."""
+    return 1 << (n - 1).bit_length()
 
 
 @dataclass(frozen=True)
@@ -72,29 +70,6 @@ def _device_arch() -> str:
 def arch() -> str:
     """Architecture that kernels are launched for: ``sm_90``, ``gfx950``, ``interpreter``."""
     return _pretended[-1] if _pretended else _device_arch()
-
-
-@functools.cache
-def entries(kernel: str) -> tuple[Entry, ...]:
-    """All tuned configurations of a kernel.
-
-    Raises:
-        ValueError: the file names another kernel, or its last entry does not fit everything.
-    """
-    path = resources.files("k3port.backends.portable").joinpath("configs", f"{kernel}.json")
-    data = json.loads(path.read_text(encoding="utf-8"))
-    found = tuple(
-        Entry(
-            archs=tuple(item["archs"]),
-            when={name: (low, high) for name, (low, high) in item["when"].items()},
-            config=dict(item["config"]),
-            measured=item.get("measured"),
-        )
-        for item in data["entries"]
-    )
-    if data["kernel"] != kernel or not found or found[-1].when or "*" not in found[-1].archs:
-        raise ValueError(f"configs/{kernel}.json: wrong kernel name, or no last entry for every arch and shape")
-    return found
 
 
 @functools.lru_cache(maxsize=65536)
@@ -146,3 +121,53 @@ def force_config(kernel: str, config: Config) -> Iterator[None]:
         yield
     finally:
         _forced.pop()
+
+
+_compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...], CompiledKernel]] = {}
+"""The function itself (which keeps its identity from being used again), its constants, what they were compiled to."""
+
+
+def launch(function: Any, grid: tuple[int, int, int], *args: Any, **constants: Any) -> None:
+    """``function[grid](*args, **constants)``, where ``constants`` are the function's last arguments, all of them, and
+    the launch options.
+
+    A repeated launch goes to the compiled kernel at once. Triton's own way there takes the host twice as long: it looks
+    up environment variables, prints the options into its key, and compares all global constants of the kernel.
+
+    Args:
+        function: a ``triton.jit`` function.
+        args: tensors, whole numbers, floats and None for the arguments before the constants.
+    """
+    if _pretended or not isinstance(function, triton.JITFunction):
+        function[grid](*args, **constants)
+        return
+    driver: Any = triton.runtime.driver.active
+    device = driver.get_current_device()
+    # At least as fine as what Triton compiles anew for: see _kind.
+    key = (id(function), device, *map(_kind, args), *constants.values())
+    known = _compiled.get(key)
+    if known is not None:
+        known[2][grid](*args, *known[1], stream=driver.get_current_stream(device))
+        return
+    compiled = function[grid](*args, **constants)
+    names = function.arg_names[len(args) :]
+    if isinstance(compiled, CompiledKernel) and all(name in constants for name in names):
+        _compiled[key] = function, tuple(constants[name] for name in names), compiled
+
+
+def _kind(x: Any) -> Any:
+    """All that Triton's compiler may know of an argument: the type; whether a number is 1 or a multiple of 16 and how
+    many bits it has; whether an address is a multiple of 16 and, on AMD, offsets fit 32 bits."""
+    kind = x.__class__
+    if kind is int:
+        return x if x == 1 else (x & 15 == 0, -(1 << 31) <= x < 1 << 31, x < 1 << 63)
+    if x is None or kind is float or kind is bool:
+        return kind
+    if _pointer_ranges():
+        return x.dtype, x.data_ptr() & 15 == 0, x.untyped_storage().size() < 1 << 31
+    return x.dtype, x.data_ptr() & 15
+
+
+@functools.cache
+def _pointer_ranges() -> bool:
+    return _device_arch().startswith("gfx")

@@ -58,7 +58,6 @@ KERNELS: tuple[KernelSpec, ...] = (
     _wrap("attn_res", "residual:attn_res"),
     _wrap("situ_mul", "activation:situ_mul"),
     _wrap("short_conv", "conv:short_conv", layouts={"conv_state": "wp"}, records_drafts=True),
-    _wrap("kda_gate", "kda:kda_gate"),
     _wrap(
         "kda_core", "kda:kda_core", layouts={"kda_state": "vk:float32"}, requires=_FLOAT32_STATE, records_drafts=True
     ),

@@ -17,7 +17,7 @@ Op = Callable[..., Any]
 Tensor = torch.Tensor
 
 
-def make_kda(short_conv: Op, kda_gate: Op, kda_core: Op, gated_norm: Op) -> Op:
+def make_kda(short_conv: Op, kda_core: Op, gated_norm: Op) -> Op:
     def kda(
         qkv: Tensor,
         gate_raw: Tensor,
@@ -30,8 +30,8 @@ def make_kda(short_conv: Op, kda_gate: Op, kda_core: Op, gated_norm: Op) -> Op:
         drafts = required_record(segment, state.drafts)
         inputs = None if drafts is None else drafts.x
         q, k, v = split_heads(short_conv(qkv, params.conv, state.conv, segment, inputs), params.num_heads)
-        g, beta = kda_gate(gate_raw, beta_logit, params.A_log, params.dt_bias, params.lower_bound)
-        o = kda_core(q, k, v, g, beta, state.recurrent, segment, drafts)
+        gate = (gate_raw, beta_logit, params.A_log, params.dt_bias, params.lower_bound)
+        o = kda_core(q, k, v, *gate, state.recurrent, segment, drafts)
         return gated_norm(o, out_gate.view(o.shape), params.o_norm, params.norm_eps).flatten(1)
 
     return kda

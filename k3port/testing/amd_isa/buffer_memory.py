@@ -32,6 +32,8 @@ def _address(inst: Instruction, first: int, nb: int) -> Address:
 
     def address(w: Wave) -> tuple[np.ndarray, np.ndarray]:
         base, size = w.r64(rs) & 0xFFFFFFFFFFFF, w.r32(rs + 2)
+        if per_lane and int(w.V[vi].max()) + (ahead := offset + so(w)) + nb <= size:
+            return w.V[vi] + u64(base + ahead), w.exm
         rel = (w.V[vi].astype(i64) if per_lane else np.zeros(64, i64)) + (offset + so(w))
         inside = rel + nb <= size
         if not inside.all():

@@ -19,6 +19,12 @@ from k3port.testing.amd_isa.wave import Wave
 table = Table()
 
 
+def _packed_bf16(a: Array, b: Array) -> Array:
+    both = np.empty((2, 64), f32)
+    both[0], both[1] = a, b
+    return pack16(*f32_to_bf16(both))
+
+
 def _integer(x: Array, lo: int, hi: int, dt: Any) -> Array:
     y = np.trunc(np.nan_to_num(np.asarray(x, f64), nan=0.0, posinf=float(hi), neginf=float(lo)))
     return np.clip(y, lo, hi).astype(i64).astype(dt)
@@ -62,7 +68,7 @@ table("v_cvt_i16_f16", "i16", "f16", lambda a: _integer(a, -32768, 32767, i16))
 for _k in range(4):
     table(f"v_cvt_f32_ubyte{_k}", "f32", "u32", _byte(_k))
 table("v_cvt_pkrtz_f16_f32", "u32", "f32 f32", lambda a, b: pack16(f32_to_f16_rtz(a), f32_to_f16_rtz(b)))
-table("v_cvt_pk_bf16_f32", "u32", "f32 f32", lambda a, b: pack16(f32_to_bf16(a), f32_to_bf16(b)))
+table("v_cvt_pk_bf16_f32", "u32", "f32 f32", _packed_bf16)
 table("v_cvt_pk_i16_i32", "u32", "i32 i32", lambda a, b: pack16(_i16_bits(a), _i16_bits(b)))
 table(
     "v_cvt_pk_u16_u32", "u32", "u32 u32",

@@ -18,18 +18,27 @@ from k3port.testing.amd_isa.wave import Wave
 
 table = Table()
 _TINY = 2.0**-126
+_ORDINARY = f32(2.0**-40), f32(2.0**40)
+"""Operands of these magnitudes need no scaling: 1/d and n/d stay above 2**-80, exponents differ by at most 80."""
 
 
 def _fixup(q: Array, d: Array, n: Array) -> Array:
     """The quotient as computed, except in the special and extreme ranges, where the exact quotient is returned."""
-    e = (n.astype(f64) / d.astype(f64)).astype(f32)
-    normal = np.isfinite(e) & (np.abs(e) > 1e-30) & (np.abs(e) < 1e30)
-    near = np.abs(q.astype(f64) - e) <= 2e-7 * np.abs(e.astype(f64))
+    e = (n.astype(f64) / d).astype(f32)
+    exact = e.astype(f64)
+    size = np.abs(exact)
+    normal = (size > 1e-30) & (size < 1e30)
+    near = np.abs(q - exact) <= 2e-7 * size
     return np.where(normal & ~near, q, e)
 
 
 table("v_div_fixup_f32", "f32", "f32 f32 f32", _fixup)
 table("v_div_fixup_f64", "f64", "f64 f64 f64", lambda q, d, n: n / d)
+
+
+def _ordinary(v: Array) -> Array:
+    size = np.abs(v)
+    return (size >= _ORDINARY[0]) & (size <= _ORDINARY[1])
 
 
 def _biased_exponent(v: Array) -> Array:
@@ -39,10 +48,15 @@ def _biased_exponent(v: Array) -> Array:
 def _div_scale_f32(target: Target, inst: Instruction) -> Step:
     o = inst.ops
     dst, flag = o[0].index, o[1].index
-    readers = [reader(x, "f32") for x in o[2:5]]
+    value, denominator, numerator = (reader(x, "f32") for x in o[2:5])
 
     def step(w: Wave) -> None:
-        a, den, num = (bc(get(w)).astype(f64) for get in readers)
+        x, y, z = value(w), denominator(w), numerator(w)
+        if (_ordinary(y) & _ordinary(z) | ~w.exm).all():
+            w.w64(flag, 0)
+            w.put(dst, x)
+            return
+        a, den, num = (bc(v).astype(f64) for v in (x, y, z))
         small_rcp, small_q = np.abs(1 / den) < _TINY, np.abs(num / den) < _TINY
         up, down = np.ldexp(a, 64), np.ldexp(a, -64)
         up_den, up_num = np.where(a == den, up, a), np.where(a == num, up, a)
@@ -70,8 +84,10 @@ def _div_fmas_f32(target: Target, inst: Instruction) -> Step:
     def step(w: Wave) -> None:
         a, b, c = (bc(get(w)) for get in readers)
         x = a.astype(f64) * b + c
-        scale = np.where(np.abs(c) >= 2.0, 2.0**64, 2.0**-64)
-        w.put(dst, np.where(int2mask(w.r64(VCC)), x * scale, x).astype(f32))
+        if vcc := w.r64(VCC):
+            scale = np.where(np.abs(c) >= 2.0, 2.0**64, 2.0**-64)
+            x = np.where(int2mask(vcc), x * scale, x)
+        w.put(dst, x.astype(f32))
 
     return step
 

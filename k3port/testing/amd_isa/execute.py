@@ -82,7 +82,7 @@ def execute(
             for y in range(grid[1]):
                 for x in range(grid[0]):
                     run.group = (x, y, z)
-                    lds = LocalMemory(size, race_check)
+                    lds = LocalMemory(size, race_check, num_warps == 1)
                     registers = [*user, *[run.group[k] for k in axes]]
                     waves = [Wave(program, k, lds, memory, scratch, registers) for k in range(num_warps)]
                     run.workgroup(waves, lds)

@@ -24,8 +24,10 @@ def f32_to_bf16(x: Array) -> Array:
     """f32 -> bits of bf16, to nearest even; a NaN stays one."""
     x = np.asarray(x, f32)
     b = x.view(u32)
-    r = (b + u32(0x7FFF) + ((b >> u32(16)) & u32(1))) >> u32(16)
-    return np.where(np.isnan(x), (b >> u32(16)) | u32(0x40), r).astype(u16)
+    high = b >> u32(16)
+    r = (b + u32(0x7FFF) + (high & u32(1))) >> u32(16)
+    nan = np.isnan(x)
+    return (np.where(nan, high | u32(0x40), r) if nan.any() else r).astype(u16)
 
 
 def f32_to_f16_rtz(x: Array) -> Array:

@@ -34,8 +34,7 @@ def _read(nb: int, convert: Convert | None, target: Target, inst: Instruction) -
 
     def step(w: Wave) -> None:
         if w.ex:
-            m = w.exm
-            write_loaded(w, dst, m, w.lds.load(w, w.V[ai][m] + offset, nb), convert)
+            write_loaded(w, dst, w.exm, w.lds.load(w, w.active(ai) + offset, nb), convert)
 
     return step
 
@@ -45,8 +44,7 @@ def _write(nb: int, upper: bool, target: Target, inst: Instruction) -> Step:
 
     def step(w: Wave) -> None:
         if w.ex:
-            m = w.exm
-            w.lds.store(w, w.V[ai][m] + offset, stored_bytes(w, data, m, nb, upper))
+            w.lds.store(w, w.active(ai) + offset, stored_bytes(w, data, w.exm, nb, upper))
 
     return step
 
@@ -57,9 +55,10 @@ def _read2(nb: int, stride: int, target: Target, inst: Instruction) -> Step:
 
     def step(w: Wave) -> None:
         if w.ex:
-            a = w.V[ai][w.exm]
-            data = np.concatenate([w.lds.load(w, a + first, nb), w.lds.load(w, a + second, nb)], 1)
-            write_loaded(w, dst, w.exm, data, None)
+            a = w.active(ai)
+            lower, upper = w.lds.load(w, a + first, nb), w.lds.load(w, a + second, nb)
+            write_loaded(w, dst, w.exm, lower, None)
+            write_loaded(w, dst + nb // 4, w.exm, upper, None)
 
     return step
 
@@ -70,7 +69,7 @@ def _write2(nb: int, stride: int, target: Target, inst: Instruction) -> Step:
 
     def step(w: Wave) -> None:
         if w.ex:
-            a, m = w.V[ai][w.exm], w.exm
+            a, m = w.active(ai), w.exm
             w.lds.store(w, a + first, stored_bytes(w, lower, m, nb))
             w.lds.store(w, a + second, stored_bytes(w, upper, m, nb))
 

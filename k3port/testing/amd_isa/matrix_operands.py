@@ -6,7 +6,9 @@ M x K block: lane ``l`` holds row ``l mod M``; groups of lanes hold consecutive 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -64,6 +66,28 @@ _DECODE = {
     "bf6": lambda r, t: BF6.dec(_six_bits(r)),
     "fp4": lambda r, t: FP4.dec(_nibbles(r)),
 }
+
+
+_GATHERED: dict[str, tuple[Any, Callable[[np.ndarray], np.ndarray]]] = {
+    "f16": (f16, lambda x: x.astype(f64)),
+    "bf16": (u16, lambda x: bf16_to_f32(x).astype(f64)),
+    "f32": (f32, lambda x: x.astype(f64)),
+}
+"""Types whose elements lie in registers as numpy has them: gathered at once, and decoded as f64."""
+
+
+def matrix(o: Operand, d: int, t: str, shape: Shape, target: Target) -> Reader:
+    """Reader of an operand as (blocks, d, K), where d is M or N; f64 or (i8) i64."""
+    found = _GATHERED.get(t)
+    if found is None or o.kind != "v":
+        read = elements(o, t, target)
+        return lambda w: matrices(read(w), d, t, shape)
+    stored, decode = found
+    i, n = o.index, o.count
+    per = 4 // np.dtype(stored).itemsize
+    places = np.arange(n * 64 * per).reshape(n, 64, per).transpose(1, 0, 2).reshape(64, n * per)
+    index = matrices(places, d, t, shape)
+    return lambda w: decode(w.V[i : i + n].reshape(-1).view(stored).take(index))
 
 
 def elements(o: Operand, t: str, target: Target) -> Reader:

@@ -16,7 +16,7 @@ import numpy as np
 
 from k3port.testing.amd_isa.build import Builder, Family, Target
 from k3port.testing.amd_isa.core import EmuError, Step, bc, f32, f64, i32, i64, u32, u64
-from k3port.testing.amd_isa.matrix_operands import Shape, addend, elements, matrices, result_positions
+from k3port.testing.amd_isa.matrix_operands import Shape, addend, matrix, result_positions
 from k3port.testing.amd_isa.operands import raw32
 from k3port.testing.amd_isa.text import Instruction, Operand
 from k3port.testing.amd_isa.wave import Wave
@@ -48,16 +48,17 @@ def _product(
 ) -> Step:
     o = inst.ops
     ta, tb = types
-    a, b, c = elements(o[1], ta, target), elements(o[2], tb, target), addend(o[3], shape)
+    a, b = (matrix(operand, d, t, shape, target) for operand, d, t in ((o[1], shape.m, ta), (o[2], shape.n, tb)))
+    c = addend(o[3], shape)
     block, row, column = result_positions(shape)
     flat = (block * shape.m + row) * shape.n + column
     write = _writer(shape, o[0].index)
 
     def step(w: Wave) -> None:
-        x, y = matrices(a(w), shape.m, ta, shape), matrices(b(w), shape.n, tb, shape)
+        x, y = a(w), b(w)
         if scales is not None:
             x, y = x * scales[0](w), y * scales[1](w)
-        write(w, np.matmul(x, y.transpose(0, 2, 1)).reshape(-1)[flat], c(w))
+        write(w, np.matmul(x, y.transpose(0, 2, 1)).take(flat), c(w))
 
     return step
 

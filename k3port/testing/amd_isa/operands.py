@@ -76,6 +76,9 @@ def reader(o: Operand, t: str, hi: bool = False, raw: Reader | None = None) -> R
         raise EmuError(f"sign modifier of the integer operand {o.text}")
     if t in WIDE and raw is None:
         return _signs(_wide(o, t), o)
+    if t == "f32" and o.kind == "v" and raw is None:
+        i = o.index
+        return _signs(lambda w: w.VF[i], o)
     get = raw or raw32(o)
     if t == "u32":
         return get

@@ -129,7 +129,7 @@ def _pairs(n: int, fn: Function, target: Target, inst: Instruction) -> Step:
     )
 
     def step(w: Wave) -> None:
-        a, b = np.asarray(fn(*[get(w) for get in lo])), np.asarray(fn(*[get(w) for get in hi]))
+        a, b = fn(*[get(w) for get in lo]), fn(*[get(w) for get in hi])
         w.put(dst, a)
         w.put(dst + 1, b)
 

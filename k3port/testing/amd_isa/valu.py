@@ -183,21 +183,21 @@ def _plain(fn: Function, readers: list[Reader], dst: str, row: int) -> Step:
         (a,) = readers
 
         def one(w: Wave) -> None:
-            w.put(row, np.asarray(fn(a(w))))
+            w.put(row, fn(a(w)))
 
         return one
     if dst in ("u32", "i32", "f32") and len(readers) == 2:
         a, b = readers
 
         def two(w: Wave) -> None:
-            w.put(row, np.asarray(fn(a(w), b(w))))
+            w.put(row, fn(a(w), b(w)))
 
         return two
     if dst in ("u32", "i32", "f32") and len(readers) == 3:
         a, b, c = readers
 
         def three(w: Wave) -> None:
-            w.put(row, np.asarray(fn(a(w), b(w), c(w))))
+            w.put(row, fn(a(w), b(w), c(w)))
 
         return three
     wide = dst in WIDE

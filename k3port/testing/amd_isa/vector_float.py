@@ -58,6 +58,10 @@ def max3(a: Array, b: Array, c: Array) -> Array:
     return fmax(fmax(a, b), c)
 
 
+def _ldexp(a: Array, b: Array) -> Array:
+    return np.ldexp(a.astype(f64), np.maximum(np.minimum(b, 400), -400)).astype(f32)
+
+
 def med3(a: Array, b: Array, c: Array) -> Array:
     """The median; the smallest number if there is a NaN."""
     nan = np.isnan(a) | np.isnan(b) | np.isnan(c)
@@ -77,7 +81,8 @@ def maximum3(a: Array, b: Array, c: Array) -> Array:
 
 
 def _flush(x: Array) -> Array:
-    return np.where(np.abs(x) < _SMALLEST_NORMAL, np.copysign(f32(0), x), x)
+    small = np.abs(x) < _SMALLEST_NORMAL
+    return np.where(small, np.copysign(f32(0), x), x) if small.any() else x
 
 
 def _approximate(name: str, exact: Callable[[Array], Array], flush_in: bool = False, flush_out: bool = False) -> None:
@@ -122,7 +127,7 @@ table("v_trunc_f32", "f32", "f32", np.trunc)
 table("v_rndne_f32", "f32", "f32", np.rint)
 # The fraction of a tiny negative number rounds to 1, which the ISA rules out: the largest number below 1 instead.
 table("v_fract_f32", "f32", "f32", lambda a: np.minimum(a - np.floor(a), f32(1 - 2**-24)))
-table("v_ldexp_f32", "f32", "f32 i32", lambda a, b: np.ldexp(a.astype(f64), np.clip(b, -400, 400)).astype(f32))
+table("v_ldexp_f32", "f32", "f32 i32", _ldexp)
 table("v_frexp_mant_f32", "f32", "f32", lambda a: np.where(np.isfinite(a), np.frexp(a)[0], a))
 table("v_frexp_exp_i32_f32", "i32", "f32", lambda a: np.where(np.isfinite(a), np.frexp(a)[1], 0).astype(i32))
 

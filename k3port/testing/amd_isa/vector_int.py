@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from k3port.testing.amd_isa.build import Family
-from k3port.testing.amd_isa.core import LANES, M32, Array, bc, f64, i8, i16, i32, i64, u8, u16, u32, u64
+from k3port.testing.amd_isa.core import LANES, M32, WAVE_SIZE, Array, bc, f64, i8, i16, i32, i64, u8, u16, u32, u64
 from k3port.testing.amd_isa.dpp_sdwa import DPP_MODIFIERS, SDWA_MODIFIERS
 from k3port.testing.amd_isa.formats import pack16
 from k3port.testing.amd_isa.valu import Table
@@ -46,8 +48,19 @@ def _bfe_i(a: Array, b: Array, c: Array) -> Array:
     return np.where(width == 0, i32(0), r)
 
 
+@lru_cache(maxsize=256)
+def _columns(selectors: int) -> np.ndarray | None:
+    """Where the four bytes lie in {0xFF00, a, b}, from the lowest byte of b on; None if a sign is among them."""
+    found = [selectors >> 8 * k & 0xFF for k in range(4)]
+    return None if any(8 <= x < 12 for x in found) else np.array([x if x < 8 else 8 + (x > 12) for x in found])
+
+
 def _perm(a: Array, b: Array, s: Array) -> Array:
     """v_perm_b32: selectors 0-7 take bytes of {a, b}, 8-11 the sign of a half word, 12 zero, above all ones."""
+    if s.ndim == 0 and (columns := _columns(int(s))) is not None:
+        data = np.empty((WAVE_SIZE, 3), u32)
+        data[:, 0], data[:, 1], data[:, 2] = b, a, u32(0xFF00)
+        return data.view(u8).take(columns, 1).view(u32)[:, 0]
     data = (np.asarray(a).astype(u64) << u64(32)) | np.asarray(b).astype(u64)
     out: Array = u32(0)
     for k in range(4):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 VECTOR_NAN, SCALAR_NAN = 0x7FE17FE1, 0x7FE1BEEF
 """What registers hold before they are written: a NaN in f32, and a large address or loop bound as an integer; vector
 registers a NaN in both halves as f16 and bf16 too."""
+
+_U32 = np.dtype(u32)
 
 
 class Wave:
@@ -98,9 +100,13 @@ class Wave:
         else:
             self.S[i], self.S[i + 1] = x & M32, (x >> 32) & M32
 
-    def put(self, i: int, val: np.ndarray, mask: np.ndarray | None = None) -> None:
-        """Write one vector register, under EXEC or another mask."""
-        if val.dtype != u32:
+    def active(self, i: int) -> np.ndarray:
+        """The active lanes of one vector register; of all lanes the register itself."""
+        return self.V[i] if self.full else self.V[i][self.exm]
+
+    def put(self, i: int, val: Any, mask: np.ndarray | None = None) -> None:
+        """Write one vector register, under EXEC or another mask: 32-bit numbers, or one for all lanes."""
+        if val.dtype is not _U32:
             val = val.view(u32)
         if mask is not None:
             np.copyto(self.V[i], val, where=mask)

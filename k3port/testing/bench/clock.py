@@ -119,9 +119,12 @@ class GpuClock:
             with torch.cuda.graph(graph):
                 kept.extend(run() for run in runs)
         except Exception as exc:
-            # A capture that fails half way leaves its own stream as the current one.
+            # A capture that fails half way leaves its own stream as the current one, and the generator of random
+            # numbers waiting for its end: one that succeeds ends that too.
             torch.cuda.set_stream(stream)
             self.sync()
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                torch.zeros(1, device=self.device)
             raise CannotCapture(f"{type(exc).__name__}: {str(exc).splitlines()[0] if str(exc) else ''}") from exc
         return graph.replay
 

@@ -160,9 +160,13 @@ def bench_tune(
     ops: Sequence[str] = (),
     *,
     quick: bool = False,
+    jobs: int = 1,
     progress: Progress = lambda text: None,
 ) -> TuneReport:
     """Tunes the named kernels on every case of their workloads.
+
+    Args:
+        jobs: processes that compile configurations before they are tried.
 
     Raises:
         NoDeviceError: there is no GPU.
@@ -170,6 +174,7 @@ def bench_tune(
     """
     if importlib.util.find_spec("triton") is None:
         raise K3Error("Triton is not installed: there is nothing to tune", hint="pip install triton")
+    from k3port.testing.bench.compile_ahead import CompileAhead
     from k3port.testing.bench.tune import Spills, entries_of, grids, tune_case
 
     for spec in named:
@@ -179,27 +184,30 @@ def bench_tune(
     machine = device.machine
     entries: dict[str, list[NewEntry]] = {}
     cases: list[dict[str, Any]] = []
-    for spec in named:
-        spills: Spills = {}
-        bench = make_bench(device, kernels, settings, progress, [spec.name], peers=False)
-        for workload in chosen_workloads(ops, [spec]):
-            results = [
-                result
-                for case in workload.cases
-                if case.quick or not quick
-                for result in tune_case(bench, spec, workload, case, spills)
-            ]
-            for name, new in entries_of(results).items():
-                entries.setdefault(name, []).extend(new)
-            cases += [{"kernel": spec.name, "slot": workload.slot, **dataclasses.asdict(r)} for r in results]
-        tuned = {case["name"] for case in cases if case["kernel"] == spec.name}
-        if not tuned:
-            raise Unserved(f"{spec.name}: no shape to tune on {machine.arch}", hint="k3port kernels explain says why")
-        if lost := set(grids(spec)) - {""} - tuned:
-            raise K3Error(
-                f"{spec.name}: CANDIDATES names {', '.join(sorted(lost))}, which no call looks up",
-                hint=f"configurations that were looked up: {', '.join(sorted(tuned))}",
-            )
+    with CompileAhead(jobs, device.clock.device) as ahead:
+        for spec in named:
+            spills: Spills = {}
+            bench = make_bench(device, kernels, settings, progress, [spec.name], peers=False)
+            for workload in chosen_workloads(ops, [spec]):
+                results = [
+                    result
+                    for case in workload.cases
+                    if case.quick or not quick
+                    for result in tune_case(bench, spec, workload, case, spills, ahead)
+                ]
+                for name, new in entries_of(results).items():
+                    entries.setdefault(name, []).extend(new)
+                cases += [{"kernel": spec.name, "slot": workload.slot, **dataclasses.asdict(r)} for r in results]
+            tuned = {case["name"] for case in cases if case["kernel"] == spec.name}
+            if not tuned:
+                raise Unserved(
+                    f"{spec.name}: no shape to tune on {machine.arch}", hint="k3port kernels explain says why"
+                )
+            if lost := set(grids(spec)) - {""} - tuned:
+                raise K3Error(
+                    f"{spec.name}: CANDIDATES names {', '.join(sorted(lost))}, which no call looks up",
+                    hint=f"configurations that were looked up: {', '.join(sorted(tuned))}",
+                )
     return TuneReport(machine, entries, cases)
 
 

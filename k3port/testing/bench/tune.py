@@ -24,6 +24,7 @@ from k3port.errors import K3Error
 from k3port.ops.contract import cloned
 from k3port.oracle.spec import KernelSpec
 from k3port.testing.bench.compilations import count_compilations
+from k3port.testing.bench.compile_ahead import CompileAhead
 from k3port.testing.bench.config_file import NewEntry, Tuned, merge_points
 from k3port.testing.bench.gate import GateError, answer_of, pass_gate
 from k3port.testing.bench.observe import observed_configs
@@ -101,12 +102,15 @@ Spills = dict[tuple[str, tuple[tuple[str, int], ...]], int]
 
 
 @torch.no_grad()
-def tune_case(bench: Bench, spec: KernelSpec, workload: Workload, case: Case, spills: Spills) -> list[CaseResult]:
+def tune_case(
+    bench: Bench, spec: KernelSpec, workload: Workload, case: Case, spills: Spills, ahead: CompileAhead | None = None
+) -> list[CaseResult]:
     """Tunes every configuration that a call of this case asks for; none where the kernel does not serve the case, or
     asks for none, as where it leaves the case to torch.
 
     Args:
         spills: shared between the cases of one kernel.
+        ahead: compiles the configurations before they are tried.
 
     Raises:
         K3Error: the configuration in use does not pass the gate, or ``CANDIDATES`` does not say what it is for.
@@ -128,7 +132,11 @@ def tune_case(bench: Bench, spec: KernelSpec, workload: Workload, case: Case, sp
             continue
         in_use = dict(request.config)
         trials, passed = list[Trial](), list[Config]()
-        for config in combinations(grid, in_use):
+        configs = list(combinations(grid, in_use))
+        if ahead is not None:
+            all_forced = [{**tuned, request.name: config} for config in configs]
+            ahead.compile(spec, workload, case, all_forced, tensor_bytes(*args.values()))
+        for config in configs:
             forced = {**tuned, request.name: config}
             reason = _unfit(spec.name, function, workload, case, args, answer, forced, request.name, spills)
             if reason and config != in_use:

@@ -14,6 +14,7 @@ import torch
 
 from k3port.ops.catalog import OPS, Phase
 from k3port.ops.contract import Contract, Sample, cloned, mutated, resolve_path, upcast
+from k3port.ops.kda_state import KdaParams
 from k3port.ops.moe import RouterParams
 from k3port.ops.moe_weights import StoredExperts
 from k3port.ops.table import OpTable
@@ -84,6 +85,10 @@ def sample_query(contract: Contract, sample: Sample, dtype: torch.dtype) -> OpQu
             weight_format = "mxfp4" if value.is_mxfp4 else "bfloat16"
         elif isinstance(value, RouterParams):
             axes |= {"E": value.weight.shape[0], "X": value.top_k}
+        elif isinstance(value, KdaParams):
+            axes["bounded"] = int(value.lower_bound is not None)
+    if "lower_bound" in sample.args:
+        axes["bounded"] = int(sample.args["lower_bound"] is not None)
     if contract.op == "situ_mul":
         axes["I"] = sample.args["gate_up"].shape[-1] // 2
     state = _STATE_FIELDS.get(contract.op)

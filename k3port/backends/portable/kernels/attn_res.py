@@ -11,7 +11,9 @@ import triton
 import triton.language as tl
 
 from k3port.backends.portable.kernels.lib import LOG2E, cast
-from k3port.backends.portable.launch import tuned
+from k3port.backends.portable.launch import launch, power_of_2, tuned
+
+CANDIDATES = {"num_warps": (8, 16), "GROUP": (1, 2, 4), "STAGES": (1, 2, 3)}
 
 
 @triton.jit(do_not_specialize=["num_blocks"])
@@ -123,7 +125,9 @@ def attn_res(
     if tokens:
         config = tuned("attn_res", D=dim, R=num_blocks, T=tokens)
         # An operand that is not there is not read: any pointer stands in for it.
-        attn_res_kernel[(tokens,)](
+        launch(
+            attn_res_kernel,
+            (tokens, 1, 1),
             partial,
             partial if pending is None else pending,
             blocks,
@@ -139,7 +143,7 @@ def attn_res(
             num_blocks,
             eps,
             D=dim,
-            BLOCK=triton.next_power_of_2(dim),
+            BLOCK=power_of_2(dim),
             PENDING=pending is not None,
             WRITE_BLOCK=write_block,
             MIX=num_blocks > 0,

@@ -6,8 +6,10 @@ import torch
 import triton
 import triton.language as tl
 
-from k3port.backends.portable.kernels.lib import cast, sigmoid
-from k3port.backends.portable.launch import tuned
+from k3port.backends.portable.kernels.lib import cast, gated
+from k3port.backends.portable.launch import ceil_div, launch, power_of_2, tuned
+
+CANDIDATES = {"ROWS": (8, 16, 32, 64), "num_warps": (2, 4, 8)}
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -41,7 +43,7 @@ def gated_norm_kernel(  # type: ignore[no-untyped-def]
     gate = tl.load(gate_ptr + token_base * gate_token_stride + gate_at, mask=live, other=0.0).to(tl.float32)
     w = tl.load(w_ptr + cols, mask=cols < V, other=0.0).to(tl.float32)
     inv_rms = tl.rsqrt(tl.sum(x * x, axis=1) / V + eps)
-    y = x * inv_rms[:, None] * w[None, :] * sigmoid(gate)
+    y = gated(x * inv_rms[:, None] * w[None, :], gate)
     y_at = (row * V)[:, None] + cols[None, :]
     tl.store(y_ptr + token_base * H * V + y_at, cast(y, y_ptr.dtype.element_ty), mask=live)
 
@@ -57,7 +59,9 @@ def gated_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: f
     rows = tokens * heads
     if rows:
         config = tuned("gated_norm", V=size, rows=rows)
-        gated_norm_kernel[(triton.cdiv(rows, config["ROWS"]),)](
+        launch(
+            gated_norm_kernel,
+            (ceil_div(rows, config["ROWS"]), 1, 1),
             x,
             gate,
             weight,
@@ -70,7 +74,7 @@ def gated_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: f
             eps,
             H=heads,
             V=size,
-            BLOCK=triton.next_power_of_2(size),
+            BLOCK=power_of_2(size),
             **config,
         )
     return y

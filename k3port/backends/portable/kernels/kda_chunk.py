@@ -8,39 +8,35 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
-import triton
 
+from k3port.backends.portable.kda_slabs import slabs
 from k3port.backends.portable.kernels.kda_intra import (
     BOUNDED,
-    GIVEN,
     SOFTPLUS,
     kda_decay_kernel,
     kda_pairs_kernel,
     kda_solve_kernel,
 )
 from k3port.backends.portable.kernels.kda_scan import kda_scan_kernel
-from k3port.backends.portable.launch import Config, tuned
+from k3port.backends.portable.launch import Config, ceil_div, launch, power_of_2, tuned
 from k3port.ops.kda_state import KdaDrafts
 from k3port.ops.segment import SNAPSHOT_TOKENS, Segment
 
 CANDIDATES = {
-    "pairs_warps": (1, 2),
-    "pairs_registers": (80, 96, 128),
-    "solve_columns": (32, 64),
-    "solve_warps": (1, 2),
-    "block_v": (16, 32, 64),
-    "scan_stages": (2, 3),
-    "slab_chunks": (32, 64, 128),
+    "decay_heads": (1, 2),
+    "solve_columns": (64, 128),
+    "block_v": (32, 64),
+    "slab_chunks": (128, 256),
 }
 
 
 class Decay(NamedTuple):
-    """How the kernel gets the log decay: ``[T, H, K]`` as it is, or raw with the parameters of a gate form."""
+    """A gate form and its parameters; ``lower_bound`` counts for the bounded form only."""
 
-    form: int = GIVEN
-    A_log: torch.Tensor | None = None
-    dt_bias: torch.Tensor | None = None
-    lower_bound: float = 0.0
+    form: int
+    A_log: torch.Tensor
+    dt_bias: torch.Tensor
+    lower_bound: float
 
 
 def gate_decay(A_log: torch.Tensor, dt_bias: torch.Tensor, lower_bound: float | None) -> Decay:
@@ -63,7 +59,7 @@ class _Scratch:
     """What the chunks of one slab leave for the scan.
 
     ``w``, ``u``, ``qg``, ``kg``, ``qk``: the module ``kda_intra``'s W, U, q exp G, k exp(G_n - G), QK; ``x``: beta k
-    exp G; in float32 ``fall``: G, ``pairs``: A with the inverses of its diagonal blocks.
+    exp G; in float32 ``fall``: G, ``pairs``: -A with the inverses of the diagonal blocks of I + A.
     """
 
     def __init__(self, slab: int, size: int, like: _Inputs) -> None:
@@ -75,13 +71,6 @@ class _Scratch:
         self.w, self.qg, self.kg, self.x = (empty(key_dim) for _ in range(4))
         self.u, self.qk = empty(value_dim), empty(size)
         self.fall, self.pairs = empty(key_dim, torch.float32), empty(size, torch.float32)
-
-
-def scratch_bytes(config: Config, heads: int, key_dim: int, value_dim: int, itemsize: int) -> int:
-    """Most scratch memory of one call: two slabs."""
-    size = 1 << config["bits"]
-    row = (4 * key_dim + value_dim + size) * itemsize + 4 * (key_dim + size)
-    return 2 * config["slab_chunks"] * heads * size * row
 
 
 @functools.cache
@@ -133,8 +122,8 @@ def chunk_forward(
     Args:
         q, k: ``[T, H, K]``, heads one after the other in a row, rows of any stride; not yet normalised.
         v: ``[T, H, V]``.
-        g: ``[T, H, K]``: log decays, or what :class:`Decay` turns into them.
-        beta: ``[T, H]``: write strengths, or their logits where the kernel computes the gate.
+        g: ``[T, H, K]`` raw gates, as ``q``.
+        beta: ``[T, H]`` logits of the write strength.
         state: ``[S, H, V, K]`` contiguous, float32 or bfloat16; updated at the segment's slots and its snapshots.
 
     Returns:
@@ -146,12 +135,12 @@ def chunk_forward(
     out = torch.empty((tokens, heads, value_dim), dtype=v.dtype, device=v.device)
     if not tokens:
         return out
-    config = tuned("kda_chunk", H=heads, T=tokens, wide=int(k.dtype == torch.float32))
+    config = tuned("kda_chunk", H=heads, T=tokens, R=len(segment.lengths), wide=int(k.dtype == torch.float32))
     inputs = _Inputs(q, k, v, g, beta, decay, segment, config)
     size = 1 << config["bits"]
     # Every request starts a chunk of its own, see ``find_request``.
     chunks = tokens // size + len(segment.lengths)
-    slab = min(config["slab_chunks"], chunks)
+    _, slab = slabs(config, chunks)
     starts = range(0, chunks, slab)
     buffers = [_Scratch(slab, size, inputs) for _ in range(min(2, len(starts)))]
     overlap = _Overlap(v.device, len(starts))
@@ -175,13 +164,17 @@ def _intra(inputs: _Inputs, buffer: _Scratch, first: int, count: int) -> None:
     heads, key_dim, value_dim = k.shape[1], k.shape[2], v.shape[2]
     size = 1 << config["bits"]
     wide = k.dtype == torch.float32
-    block_k = max(16, triton.next_power_of_2(key_dim))
+    block_k = max(16, power_of_2(key_dim))
     columns = min(config["solve_columns"], block_k)
     precision = "tf32" if config["tf32"] and not wide else "ieee"
-    registers = {"maxnreg": config["pairs_registers"]} if config.get("pairs_registers") else {}
+    anchored = decay.form == BOUNDED and decay.lower_bound >= -5
+    # The other form needs more registers than a limit that suits this one leaves.
+    registers = {"maxnreg": config["pairs_registers"]} if anchored and config.get("pairs_registers") else {}
     spans = (segment.cu_seqlens, segment.slots)
     requests = len(segment.lengths)
-    kda_decay_kernel[(heads, count)](
+    launch(
+        kda_decay_kernel,
+        (ceil_div(heads, config["decay_heads"]), count, 1),
         g,
         decay.A_log,
         decay.dt_bias,
@@ -194,11 +187,15 @@ def _intra(inputs: _Inputs, buffer: _Scratch, first: int, count: int) -> None:
         H=heads,
         K=key_dim,
         BK=block_k,
+        HEADS=config["decay_heads"],
+        ROWS=min(config["decay_rows"], size),
         C=size,
         GATE=decay.form,
         num_warps=config["decay_warps"],
     )
-    kda_pairs_kernel[(heads, size // 16 * count)](
+    launch(
+        kda_pairs_kernel,
+        (heads, size // 16 * count, 1),
         q,
         k,
         beta,
@@ -218,13 +215,14 @@ def _intra(inputs: _Inputs, buffer: _Scratch, first: int, count: int) -> None:
         K=key_dim,
         KB=min(config["pairs_keys"], block_k),
         C=size,
-        LOGITS=decay.form != GIVEN,
-        ANCHORED=decay.form == BOUNDED and decay.lower_bound >= -5,
+        ANCHORED=anchored,
         PRECISION=precision,
         num_warps=config["pairs_warps"],
         **registers,
     )
-    kda_solve_kernel[(triton.cdiv(key_dim, columns) + triton.cdiv(value_dim, columns), heads, count)](
+    launch(
+        kda_solve_kernel,
+        (ceil_div(key_dim, columns) + ceil_div(value_dim, columns), heads, count),
         buffer.x,
         v,
         beta,
@@ -239,7 +237,6 @@ def _intra(inputs: _Inputs, buffer: _Scratch, first: int, count: int) -> None:
         H=heads,
         K=key_dim,
         V=value_dim,
-        LOGITS=decay.form != GIVEN,
         NB=columns,
         C=size,
         NARROW=bool(config["solve_bf16"]) and not wide,
@@ -251,8 +248,10 @@ def _intra(inputs: _Inputs, buffer: _Scratch, first: int, count: int) -> None:
 def _scan(inputs: _Inputs, buffer: _Scratch, state: torch.Tensor, out: torch.Tensor, first: int, count: int) -> None:
     config, segment, snapshots = inputs.config, inputs.segment, inputs.segment.snapshot_slots
     heads, key_dim, value_dim = inputs.k.shape[1], inputs.k.shape[2], inputs.v.shape[2]
-    block_v = max(16, min(config["block_v"], triton.next_power_of_2(value_dim)))
-    kda_scan_kernel[(triton.cdiv(value_dim, block_v), heads, len(segment.lengths))](
+    block_v = max(16, min(config["block_v"], power_of_2(value_dim)))
+    launch(
+        kda_scan_kernel,
+        (ceil_div(value_dim, block_v), heads, len(segment.lengths)),
         buffer.w,
         buffer.u,
         buffer.qg,
@@ -271,7 +270,7 @@ def _scan(inputs: _Inputs, buffer: _Scratch, state: torch.Tensor, out: torch.Ten
         H=heads,
         K=key_dim,
         V=value_dim,
-        BK=max(16, triton.next_power_of_2(key_dim)),
+        BK=max(16, power_of_2(key_dim)),
         BV=block_v,
         C=1 << config["bits"],
         STAGES=config["scan_stages"],
@@ -285,12 +284,16 @@ def kda_core_chunk(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
+    gate_raw: torch.Tensor,
+    beta_logit: torch.Tensor,
+    A_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    lower_bound: float | None,
     state: torch.Tensor,
     segment: Segment,
     drafts: KdaDrafts | None = None,
 ) -> torch.Tensor:
     """See :func:`k3port.ops.kda.kda_core`, for prefill."""
     del drafts
-    return chunk_forward(q, k, v, g, beta, Decay(), state, segment)
+    raw, decay = gate_raw.unflatten(-1, (k.shape[1], -1)), gate_decay(A_log, dt_bias, lower_bound)
+    return chunk_forward(q, k, v, raw, beta_logit, decay, state, segment)

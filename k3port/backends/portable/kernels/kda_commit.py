@@ -10,9 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
-from k3port.backends.portable.kernels.kda_step import unit
+from k3port.backends.portable.kernels.delta import unit
 from k3port.backends.portable.kernels.lib import LOG2E, cast, exp2
-from k3port.backends.portable.launch import tuned
+from k3port.backends.portable.launch import ceil_div, launch, power_of_2, tuned
 from k3port.ops.kda_state import KdaState
 from k3port.ops.segment import Segment
 
@@ -97,8 +97,10 @@ def kda_commit(state: KdaState, counts: torch.Tensor, segment: Segment) -> None:
     if not requests:
         return
     config = dict(tuned("kda_commit", N=requests * heads))
-    block_v = min(config.pop("block_v"), triton.next_power_of_2(value_dim))
-    kda_commit_kernel[(triton.cdiv(value_dim, block_v), heads, requests)](
+    block_v = min(config.pop("block_v"), power_of_2(value_dim))
+    launch(
+        kda_commit_kernel,
+        (ceil_div(value_dim, block_v), heads, requests),
         drafts.x,
         drafts.k,
         drafts.g,
@@ -111,7 +113,7 @@ def kda_commit(state: KdaState, counts: torch.Tensor, segment: Segment) -> None:
         H=heads,
         K=key_dim,
         V=value_dim,
-        BK=triton.next_power_of_2(key_dim),
+        BK=power_of_2(key_dim),
         BV=block_v,
         W=state.conv.shape[1] + 1,
         N=drafts.k.shape[1],

@@ -11,27 +11,43 @@ import torch
 import triton
 import triton.language as tl
 
+from k3port.backends.portable.kernels.delta import delta_step, unit_pair
 from k3port.backends.portable.kernels.kda_intra import BOUNDED, SOFTPLUS, log_decay
-from k3port.backends.portable.kernels.kda_step import delta_step, unit
 from k3port.backends.portable.kernels.kda_verify import kda_verify
 from k3port.backends.portable.kernels.lib import LOG2E, cast, exp2, sigmoid
-from k3port.backends.portable.launch import tuned
+from k3port.backends.portable.launch import Config, ceil_div, launch, power_of_2, tuned
 from k3port.ops.kda_state import KdaParams, KdaState
 from k3port.ops.segment import Segment
 
-CANDIDATES = {"block_v": (16, 32, 64, 128), "num_warps": (2, 4, 8)}
+CANDIDATES = {"block_v": (8, 16, 32), "passes": (1, 2, 4, 8), "num_warps": (1, 2, 4)}
 
 
 @triton.jit
-def conv_step(x_ptr, taps_ptr, tail_ptr, channel, live, P: tl.constexpr, W: tl.constexpr):  # type: ignore[no-untyped-def]
+def load_taps(taps_ptr, channel, live, W: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Weights of some channels from the newest token to the oldest; with fewer than four taps the last ones repeat."""
+    taps = taps_ptr + channel * W
+    w0 = tl.load(taps + (W - 1), mask=live, other=0.0)
+    w1 = tl.load(taps + (W - 2), mask=live, other=0.0)
+    w2 = w1
+    w3 = w1
+    if W > 2:
+        w2 = tl.load(taps + (W - 3), mask=live, other=0.0)
+    if W > 3:
+        w3 = tl.load(taps + (W - 4), mask=live, other=0.0)
+    return w0, w1, w2, w3
+
+
+@triton.jit
+def conv_step(x, w0, w1, w2, w3, tail_ptr, channel, live, P: tl.constexpr, W: tl.constexpr):  # type: ignore[no-untyped-def]
     """Convolution and SiLU of one new token for some channels, float32; the tail is ``[W - 1, 3P]``."""
-    x = tl.load(x_ptr + channel, mask=live, other=0.0)
-    y = x.to(tl.float32) * tl.load(taps_ptr + channel * W + (W - 1), mask=live, other=0.0)
-    for j in tl.static_range(W - 1):
-        old = tl.load(tail_ptr + j * (3 * P) + channel, mask=live, other=0.0)
-        y += old.to(tl.float32) * tl.load(taps_ptr + channel * W + j, mask=live, other=0.0)
+    tail = tail_ptr + channel
+    y = x.to(tl.float32) * w0 + tl.load(tail + (W - 2) * (3 * P), mask=live, other=0.0).to(tl.float32) * w1
+    if W > 2:
+        y += tl.load(tail + (W - 3) * (3 * P), mask=live, other=0.0).to(tl.float32) * w2
+    if W > 3:
+        y += tl.load(tail + (W - 4) * (3 * P), mask=live, other=0.0).to(tl.float32) * w3
     # The separate ops round here as well.
-    return cast(y * sigmoid(y), x_ptr.dtype.element_ty).to(tl.float32)
+    return cast(y * sigmoid(y), x.dtype).to(tl.float32)
 
 
 @triton.jit
@@ -60,6 +76,7 @@ def kda_fused_kernel(  # type: ignore[no-untyped-def]
     D: tl.constexpr,
     BD: tl.constexpr,
     BV: tl.constexpr,
+    PASSES: tl.constexpr,
     W: tl.constexpr,
     GATE: tl.constexpr,
 ):
@@ -68,43 +85,69 @@ def kda_fused_kernel(  # type: ignore[no-untyped-def]
     row = tl.program_id(2).to(tl.int64)
     slot = tl.load(slot_ptr + row)
     P: tl.constexpr = H * D
-    SPLIT: tl.constexpr = (D + BV - 1) // BV
+    SPLIT: tl.constexpr = (D + BV * PASSES - 1) // (BV * PASSES)
     c = tl.arange(0, BD)
     live = c < D
     channel = h * D + c
-    own = part * BV + tl.arange(0, BV)
-    own_live = own < D
-    if slot == 0:
-        tl.store(out_ptr + row * P + h * D + own, tl.zeros((BV,), out_ptr.dtype.element_ty), mask=own_live)
-        return
-    state = state_ptr + ((slot * H + h) * D + own[:, None]) * D + c[None, :]
-    mask = own_live[:, None] & live[None, :]
-    s = tl.load(state, mask=mask, other=0.0).to(tl.float32)
+    own = part * (BV * PASSES) + tl.arange(0, BV)
+    # What does not depend on the slot is on its way before the slot is known: nothing is hoisted over the return.
     x = qkv_ptr + row * qkv_stride
-    tail = tail_ptr + slot * ((W - 1) * 3 * P)
-    q = conv_step(x, taps_ptr, tail, channel, live, P, W)
-    k = conv_step(x, taps_ptr, tail, channel + P, live, P, W)
-    v = conv_step(x, taps_ptr, tail, h * D + own + 2 * P, own_live, P, W)
+    xq = tl.load(x + channel, mask=live, other=0.0)
+    xk = tl.load(x + P + channel, mask=live, other=0.0)
+    q0, q1, q2, q3 = load_taps(taps_ptr, channel, live, W)
+    k0, k1, k2, k3 = load_taps(taps_ptr, P + channel, live, W)
     z = tl.load(raw_ptr + row * raw_stride + channel, mask=live, other=0.0).to(tl.float32)
-    z += tl.load(bias_ptr + channel, mask=live, other=0.0)
-    g = log_decay(z, live, 0.0, tl.exp2(tl.load(a_ptr + h) * LOG2E), bound, GATE)
-    beta = sigmoid(tl.load(beta_ptr + row * beta_stride + h).to(tl.float32))
-    s, o, _ = delta_step(s, unit(q) * D**-0.5, unit(k), v, exp2(g), beta)
-    # A number may lie in several warps: all must have read it before one writes.
-    tl.debug_barrier()
-    tl.store(state, cast(s, state_ptr.dtype.element_ty), mask=mask)
-    o = tl.where(own_live, o, 0.0)
-    if SPLIT > 1:
-        values = values_ptr + row * P + h * D
-        tl.store(values + own, o, mask=own_live)
+    bias = tl.load(bias_ptr + channel, mask=live, other=0.0)
+    log_a = tl.load(a_ptr + h)
+    beta = tl.load(beta_ptr + row * beta_stride + h).to(tl.float32)
+    out = out_ptr + row * P + h * D
+    if slot == 0:
+        for n in tl.static_range(PASSES):
+            tl.store(out + own + n * BV, tl.zeros((BV,), out_ptr.dtype.element_ty), mask=own + n * BV < D)
+        return
+    state = state_ptr + (slot * H + h) * (D * D) + own[:, None] * D + c[None, :]
+    s = tl.load(state, mask=(own < D)[:, None] & live[None, :], other=0.0)
+    tail = tail_ptr + slot * ((W - 1) * 3 * P)
+    q = conv_step(xq, q0, q1, q2, q3, tail, channel, live, P, W)
+    k = conv_step(xk, k0, k1, k2, k3, tail, P + channel, live, P, W)
+    decay = exp2(log_decay(z, live, bias, tl.exp2(log_a * LOG2E), bound, GATE))
+    q, k, kq = unit_pair(q, k)
+    q *= D**-0.5
+    kq *= D**-0.5
+    beta = sigmoid(beta)
+    values = values_ptr + row * P + h * D
+    arrived = 0
+    o = tl.zeros((BV,), tl.float32)
+    for n in tl.static_range(PASSES):
+        rows = own + n * BV
+        v_channel = 2 * P + h * D + rows
+        xv = tl.load(x + v_channel, mask=rows < D, other=0.0)
+        v0, v1, v2, v3 = load_taps(taps_ptr, v_channel, rows < D, W)
+        v = conv_step(xv, v0, v1, v2, v3, tail, v_channel, rows < D, P, W)
+        tile = s.to(tl.float32)
+        if n + 1 < PASSES:
+            # The next rows are on their way while these are worked on.
+            more = (rows + BV < D)[:, None] & live[None, :]
+            s = tl.load(state + (n + 1) * (BV * D), mask=more, other=0.0)
+        tile, o, _ = delta_step(tile, q, k, kq, v, decay, beta)
+        if SPLIT * PASSES > 1:
+            tl.store(values + rows, o, mask=rows < D)
+        # A number may lie in several warps: all must have read it before one writes.
         tl.debug_barrier()
-        if tl.atomic_add(arrivals_ptr + slot * H + h, 1, sem="acq_rel") != SPLIT - 1:
-            return
-        tl.store(arrivals_ptr + slot * H + h, 0)
-        o = tl.load(values + c, mask=live, other=0.0)
-    # All loads of what is left come first: each waits as long as all of them together.
+        if SPLIT > 1 and n == PASSES - 1:
+            # Before the state is written: others wait for the values only.
+            arrived = tl.atomic_add(arrivals_ptr + slot * H + h, 1, sem="acq_rel")
+        here = state + n * (BV * D)
+        tl.store(here, cast(tile, state_ptr.dtype.element_ty), mask=(rows < D)[:, None] & live[None, :])
     weight = tl.load(norm_ptr + c, mask=live, other=0.0)
     gate = tl.load(gate_ptr + row * gate_stride + channel, mask=live, other=0.0).to(tl.float32)
+    if SPLIT > 1:
+        if arrived != SPLIT - 1:
+            return
+        tl.store(arrivals_ptr + slot * H + h, 0)
+    # All loads of what is left come first: each waits as long as all of them together.
+    if SPLIT * PASSES > 1:
+        o = tl.load(values + c, mask=live, other=0.0)
     third = tl.arange(0, 4)[:, None]
     each = third * P + channel[None, :]
     each_live = (third < 3) & live[None, :]
@@ -122,7 +165,7 @@ def kda_fused_kernel(  # type: ignore[no-untyped-def]
     if W > 3:
         tl.store(tail + (W - 4) * (3 * P) + each, oldest, mask=each_live)
     o *= tl.rsqrt(tl.sum(o * o, axis=0) / D + eps) * weight * sigmoid(gate)
-    tl.store(out_ptr + row * P + channel, cast(o, out_ptr.dtype.element_ty), mask=live)
+    tl.store(out + c, cast(o, out_ptr.dtype.element_ty), mask=live)
 
 
 def kda_decode(
@@ -142,15 +185,15 @@ def kda_decode(
     out = torch.empty((requests, heads * dim), dtype=qkv.dtype, device=qkv.device)
     if not requests:
         return out
-    config = dict(tuned("kda_fused", N=requests * heads))
-    block = triton.next_power_of_2(dim)
-    block_v = config.pop("block_v")
-    block_v = min(block_v, block) if state.arrivals is not None else block
+    config = tuned("kda_fused", N=requests * heads)
+    block_v, passes = _tiles(config, dim, state.arrivals is not None)
+    split = ceil_div(dim, block_v * passes)
     qkv, gate_raw, beta_logit, out_gate = (
         x if x.stride(1) == 1 else x.contiguous() for x in (qkv, gate_raw, beta_logit, out_gate)
     )
-    split = triton.cdiv(dim, block_v)
-    kda_fused_kernel[(split, heads, requests)](
+    launch(
+        kda_fused_kernel,
+        (split, heads, requests),
         qkv,
         gate_raw,
         beta_logit,
@@ -161,8 +204,8 @@ def kda_decode(
         params.o_norm,
         state.conv,
         state.recurrent,
-        state.arrivals,
-        torch.empty((requests, heads * dim), dtype=torch.float32, device=qkv.device) if split > 1 else None,
+        state.arrivals if split > 1 else None,
+        torch.empty_like(out, dtype=torch.float32) if split * passes > 1 else None,
         out,
         segment.slots,
         qkv.stride(0),
@@ -173,10 +216,19 @@ def kda_decode(
         params.norm_eps,
         H=heads,
         D=dim,
-        BD=block,
+        BD=power_of_2(dim),
         BV=block_v,
+        PASSES=passes,
         W=params.conv.shape[1],
         GATE=SOFTPLUS if params.lower_bound is None else BOUNDED,
-        **config,
+        num_warps=config["num_warps"],
     )
     return out
+
+
+def _tiles(config: Config, dim: int, shared: bool) -> tuple[int, int]:
+    """Rows of a tile of the state, and how many tiles one program does one after the other: all, unless programs may
+    share a head."""
+    rows = power_of_2(dim)
+    block_v = min(config["block_v"], rows)
+    return block_v, min(config["passes"], rows // block_v) if shared else rows // block_v

@@ -9,8 +9,10 @@ import torch
 import triton
 import triton.language as tl
 
-from k3port.backends.portable.kernels.lib import LOG2E, cast, exp2
-from k3port.backends.portable.launch import tuned
+from k3port.backends.portable.kernels.delta import delta_step, unit_pair
+from k3port.backends.portable.kernels.kda_intra import BOUNDED, SOFTPLUS, log_decay
+from k3port.backends.portable.kernels.lib import LN2, LOG2E, cast, exp2, sigmoid
+from k3port.backends.portable.launch import ceil_div, launch, power_of_2, tuned
 from k3port.ops.kda_state import KdaDrafts, required_record
 from k3port.ops.segment import Segment
 
@@ -18,21 +20,16 @@ CANDIDATES = {"block_v": (8, 16, 32, 64), "num_warps": (1, 2, 4)}
 
 
 @triton.jit
-def delta_step(s, q, k, v, decay, beta):  # type: ignore[no-untyped-def]
-    """One step on a float32 state tile ``[V, K]``: the next state, the output and the written row u.
-
-    ``o = S' q`` with ``S' = S + u kᵀ`` is taken as ``S q + u (k·q)``: both sums over the keys read the same tile.
-    """
-    s *= decay[None, :]
-    u = beta * (v - tl.sum(s * k[None, :], axis=1))
-    o = tl.sum(s * q[None, :], axis=1) + u * tl.sum(k * q, axis=0)
-    return s + u[:, None] * k[None, :], o, u
-
-
-@triton.jit
-def unit(x):  # type: ignore[no-untyped-def]
-    """``x / sqrt(sum(x²) + 1e-6)``."""
-    return x * tl.rsqrt(tl.sum(x * x, axis=0) + 1e-6)
+def token_rows(q_ptr, k_ptr, v_ptr, raw_ptr, beta_ptr, kc, vc, live, K: tl.constexpr, V: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What one token brings for one head, from pointers to it: k as it is, the rest in float32; zeros unless live."""
+    # A scalar condition goes into the bound: the interpreter cannot combine its mask with a row's.
+    k_in = kc < tl.where(live, K, 0)
+    z = tl.load(raw_ptr + kc, mask=k_in, other=0.0).to(tl.float32)
+    logit = tl.load(beta_ptr, mask=live, other=0.0).to(tl.float32)
+    q = tl.load(q_ptr + kc, mask=k_in, other=0.0).to(tl.float32)
+    k = tl.load(k_ptr + kc, mask=k_in, other=0.0)
+    v = tl.load(v_ptr + vc, mask=vc < tl.where(live, V, 0), other=0.0).to(tl.float32)
+    return q, k, v, z, logit
 
 
 @triton.jit
@@ -40,8 +37,10 @@ def kda_step_kernel(  # type: ignore[no-untyped-def]
     q_ptr,
     k_ptr,
     v_ptr,
-    g_ptr,
+    raw_ptr,
     beta_ptr,
+    a_ptr,
+    bias_ptr,
     state_ptr,
     out_ptr,
     slot_ptr,
@@ -52,13 +51,15 @@ def kda_step_kernel(  # type: ignore[no-untyped-def]
     q_stride,
     k_stride,
     v_stride,
-    g_stride,
+    raw_stride,
     beta_stride,
+    bound,
     H: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
+    GATE: tl.constexpr,
     DRAFTS: tl.constexpr,
 ):
     vb = tl.program_id(0)
@@ -76,7 +77,16 @@ def kda_step_kernel(  # type: ignore[no-untyped-def]
     vc = vb * BV + tl.arange(0, BV)
     k_in = kc < K
     v_in = vc < V
+    q_ptr += begin * q_stride + h * K
+    k_ptr += begin * k_stride + h * K
+    v_ptr += begin * v_stride + h * V
+    raw_ptr += begin * raw_stride + h * K
+    beta_ptr += begin * beta_stride + h
     out = out_ptr + (begin * H + h) * V + vc
+    # What does not depend on the slot is on its way before the slot is known: nothing is hoisted over the return.
+    bias = tl.load(bias_ptr + h * K + kc, mask=k_in, other=0.0)
+    log_a = tl.load(a_ptr + h)
+    q, k, v, z, logit = token_rows(q_ptr, k_ptr, v_ptr, raw_ptr, beta_ptr, kc, vc, count > 0, K, V)
     if slot == 0:
         for i in tl.range(0, count, num_stages=1):
             tl.store(out + i * (H * V), tl.zeros((BV,), out_ptr.dtype.element_ty), mask=v_in)
@@ -84,21 +94,30 @@ def kda_step_kernel(  # type: ignore[no-untyped-def]
     state = state_ptr + ((slot * H + h) * V + vc[:, None]) * K + kc[None, :]
     mask = v_in[:, None] & k_in[None, :]
     s = tl.load(state, mask=mask, other=0.0).to(tl.float32)
+    a = tl.exp2(log_a * LOG2E)
     for i in tl.range(0, count, num_stages=1):
-        token = begin + i
-        g = tl.load(g_ptr + token * g_stride + h * K + kc, mask=k_in, other=0.0).to(tl.float32)
-        beta = tl.load(beta_ptr + token * beta_stride + h).to(tl.float32)
-        q = unit(tl.load(q_ptr + token * q_stride + h * K + kc, mask=k_in, other=0.0).to(tl.float32)) * K**-0.5
-        raw = tl.load(k_ptr + token * k_stride + h * K + kc, mask=k_in, other=0.0)
-        v = tl.load(v_ptr + token * v_stride + h * V + vc, mask=v_in, other=0.0).to(tl.float32)
-        s, o, u = delta_step(s, q, unit(raw.to(tl.float32)), v, exp2(g * LOG2E), beta)
+        q_next, k_next, v_next, z_next, logit_next = q, k, v, z, logit
+        if DRAFTS > 0:
+            # The next token is on its way while this one is worked on.
+            q_ptr += q_stride
+            k_ptr += k_stride
+            v_ptr += v_stride
+            raw_ptr += raw_stride
+            beta_ptr += beta_stride
+            q_next, k_next, v_next, z_next, logit_next = token_rows(
+                q_ptr, k_ptr, v_ptr, raw_ptr, beta_ptr, kc, vc, i + 1 < count, K, V
+            )
+        g = log_decay(z, k_in, bias, a, bound, GATE)
+        q, key, kq = unit_pair(q, k.to(tl.float32))
+        s, o, u = delta_step(s, q * K**-0.5, key, kq * K**-0.5, v, exp2(g), sigmoid(logit))
         tl.store(out + i * (H * V), cast(o, out_ptr.dtype.element_ty), mask=v_in)
         if DRAFTS > 0:
             first = slot * (DRAFTS * H) + h
             tl.store(u_record_ptr + first * V + i * (H * V) + vc, u, mask=v_in)
             if vb == 0:
-                tl.store(k_record_ptr + first * K + i * (H * K) + kc, raw, mask=k_in)
-                tl.store(g_record_ptr + first * K + i * (H * K) + kc, g, mask=k_in)
+                tl.store(k_record_ptr + first * K + i * (H * K) + kc, k, mask=k_in)
+                tl.store(g_record_ptr + first * K + i * (H * K) + kc, g * LN2, mask=k_in)
+        q, k, v, z, logit = q_next, k_next, v_next, z_next, logit_next
     if DRAFTS == 0:
         # A number may lie in several warps: all must have read it before one writes.
         tl.debug_barrier()
@@ -109,28 +128,35 @@ def kda_core_step(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
+    gate_raw: torch.Tensor,
+    beta_logit: torch.Tensor,
+    A_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    lower_bound: float | None,
     state: torch.Tensor,
     segment: Segment,
     drafts: KdaDrafts | None = None,
 ) -> torch.Tensor:
     """See :func:`k3port.ops.kda.kda_core`, for decode."""
     record = required_record(segment, drafts)
-    q, k, v, g = (x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous() for x in (q, k, v, g))
-    beta = beta if beta.stride(1) == 1 else beta.contiguous()
+    q, k, v = (x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous() for x in (q, k, v))
+    gate_raw, beta_logit = (x if x.stride(1) == 1 else x.contiguous() for x in (gate_raw, beta_logit))
     tokens, heads, key_dim = k.shape
     requests, value_dim = segment.slots.shape[0], v.shape[2]
     out = torch.empty((tokens, heads, value_dim), dtype=v.dtype, device=v.device)
     if requests:
         config = dict(tuned("kda_step", N=requests * heads))
-        block_v = min(config.pop("block_v"), triton.next_power_of_2(value_dim))
-        kda_step_kernel[(triton.cdiv(value_dim, block_v), heads, requests)](
+        block_v = min(config.pop("block_v"), power_of_2(value_dim))
+        launch(
+            kda_step_kernel,
+            (ceil_div(value_dim, block_v), heads, requests),
             q,
             k,
             v,
-            g,
-            beta,
+            gate_raw,
+            beta_logit,
+            A_log,
+            dt_bias,
             state,
             out,
             segment.slots,
@@ -139,13 +165,15 @@ def kda_core_step(
             q.stride(0),
             k.stride(0),
             v.stride(0),
-            g.stride(0),
-            beta.stride(0),
+            gate_raw.stride(0),
+            beta_logit.stride(0),
+            lower_bound or 0.0,
             H=heads,
             K=key_dim,
             V=value_dim,
-            BK=triton.next_power_of_2(key_dim),
+            BK=power_of_2(key_dim),
             BV=block_v,
+            GATE=SOFTPLUS if lower_bound is None else BOUNDED,
             DRAFTS=0 if record is None else record.k.shape[1],
             **config,
         )

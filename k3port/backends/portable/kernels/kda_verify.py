@@ -11,10 +11,10 @@ import torch
 import triton
 import triton.language as tl
 
+from k3port.backends.portable.kernels.delta import delta_step, unit_pair
 from k3port.backends.portable.kernels.kda_intra import BOUNDED, SOFTPLUS, log_decay
-from k3port.backends.portable.kernels.kda_step import delta_step, unit
 from k3port.backends.portable.kernels.lib import LN2, LOG2E, cast, exp2, sigmoid
-from k3port.backends.portable.launch import tuned
+from k3port.backends.portable.launch import ceil_div, launch, power_of_2, tuned
 from k3port.ops.kda_state import KdaParams, KdaState, required_record
 from k3port.ops.segment import Segment
 
@@ -133,7 +133,8 @@ def kda_verify_kernel(  # type: ignore[no-untyped-def]
         z = tl.load(raw_ptr + token * raw_stride + channel, mask=live, other=0.0).to(tl.float32) + bias
         g = log_decay(z, live, 0.0, a, bound, GATE)
         beta = sigmoid(tl.load(beta_ptr + token * beta_stride + h).to(tl.float32))
-        s, o, u = delta_step(s, unit(q) * D**-0.5, unit(k.to(tl.float32)), v, exp2(g), beta)
+        q, key, kq = unit_pair(q, k.to(tl.float32))
+        s, o, u = delta_step(s, q * D**-0.5, key, kq * D**-0.5, v, exp2(g), beta)
         tl.store(u_record_ptr + rows + i * P + own, u, mask=own_live)
         kept = inputs + i * (3 * P)
         tl.store(kept + 2 * P + own, v_window[W - 1], mask=own_live)
@@ -178,15 +179,17 @@ def kda_verify(
     out = torch.empty((tokens, heads * dim), dtype=qkv.dtype, device=qkv.device)
     if not requests or record is None:
         return out
-    config = dict(tuned("kda_fused", N=requests * heads))
-    block = triton.next_power_of_2(dim)
+    config = dict(tuned("kda_verify", N=requests * heads))
+    block = power_of_2(dim)
     block_v = config.pop("block_v")
     block_v = min(block_v, block) if state.arrivals is not None else block
     qkv, gate_raw, beta_logit, out_gate = (
         x if x.stride(1) == 1 else x.contiguous() for x in (qkv, gate_raw, beta_logit, out_gate)
     )
-    split = triton.cdiv(dim, block_v)
-    kda_verify_kernel[(split, heads, requests)](
+    split = ceil_div(dim, block_v)
+    launch(
+        kda_verify_kernel,
+        (split, heads, requests),
         qkv,
         gate_raw,
         beta_logit,

@@ -7,7 +7,9 @@ import triton
 import triton.language as tl
 
 from k3port.backends.portable.kernels.lib import cast
-from k3port.backends.portable.launch import tuned
+from k3port.backends.portable.launch import ceil_div, launch, power_of_2, tuned
+
+CANDIDATES = {"ROWS": (1, 2, 4), "num_warps": (4, 8, 16)}
 
 
 @triton.jit
@@ -47,7 +49,9 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     y = torch.empty((num_rows, dim), dtype=x.dtype, device=x.device)
     if num_rows:
         config = tuned("rms_norm", D=dim)
-        rms_norm_kernel[(triton.cdiv(num_rows, config["ROWS"]),)](
+        launch(
+            rms_norm_kernel,
+            (ceil_div(num_rows, config["ROWS"]), 1, 1),
             rows,
             weight.contiguous(),
             y,
@@ -56,7 +60,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
             dim,
             eps,
             D=dim,
-            BLOCK=triton.next_power_of_2(dim),
+            BLOCK=power_of_2(dim),
             **config,
         )
     return y if x.dim() == 2 else y.view(x.shape)

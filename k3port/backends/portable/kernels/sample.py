@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from k3port.backends.portable.launch import tuned
+from k3port.backends.portable.launch import ceil_div, launch, power_of_2, tuned
 from k3port.ops.sample import SamplingTensors
 
 SORTED_NUMBERS = 1 << 23
@@ -144,19 +144,21 @@ def sample(logits: torch.Tensor, params: SamplingTensors, uniform: torch.Tensor)
         parts = [_filtered(logits[i : i + step], params, uniform, slice(i, i + step)) for i in range(0, rows, step)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
     config = tuned("sample", V=vocab, B=rows)
-    launch = {"num_warps": config["num_warps"]}
+    warps = {"num_warps": config["num_warps"]}
     sizes = {"V": vocab, "SPAN": config["SPAN"], "BLOCK": config["BLOCK"]}
-    spans = triton.cdiv(vocab, config["SPAN"])
-    wide = {**sizes, "BLOCK_S": max(16, triton.next_power_of_2(spans)), **launch}
+    spans = ceil_div(vocab, config["SPAN"])
+    wide = {**sizes, "BLOCK_S": max(16, power_of_2(spans)), **warps}
     peaks = torch.empty((rows, spans), dtype=torch.float32, device=logits.device)
     ids = torch.empty((rows, spans), dtype=torch.int32, device=logits.device)
     mass = torch.empty((rows, spans), dtype=torch.float64, device=logits.device)
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    row_peak_kernel[(rows * spans,)](logits, peaks, ids, logits.stride(0), **sizes, **launch)
+    launch(row_peak_kernel, (rows * spans, 1, 1), logits, peaks, ids, logits.stride(0), **sizes, **warps)
     temperature, min_p = params.temperature, params.min_p
     if not params.all_greedy:
-        row_mass_kernel[(rows * spans,)](logits, peaks, mass, temperature, min_p, logits.stride(0), **wide)
-    row_draw_kernel[(rows,)](
+        launch(row_mass_kernel, (rows * spans, 1, 1), logits, peaks, mass, temperature, min_p, logits.stride(0), **wide)
+    launch(
+        row_draw_kernel,
+        (rows, 1, 1),
         logits,
         peaks,
         ids,

@@ -16,9 +16,14 @@ import torch
 import triton
 import triton.language as tl
 
-from k3port.backends.portable.kernels.lib import sigmoid
-from k3port.backends.portable.launch import tuned
+from k3port.backends.portable.kernels.lib import cast, gated
+from k3port.backends.portable.launch import ceil_div, launch, tuned
 from k3port.ops.segment import MAX_DRAFT, SNAPSHOT_TOKENS, Segment
+
+CANDIDATES = {
+    "short_conv": {"BLOCK_P": (512, 1024), "CHUNK": (16, 32, 64), "num_warps": (4, 8)},
+    "short_conv_step": {"BLOCK_P": (512, 1024), "GROUP": (1, 2, 4), "num_warps": (2, 4, 8)},
+}
 
 
 @triton.jit
@@ -119,7 +124,7 @@ def short_conv_kernel(  # type: ignore[no-untyped-def]
                 total = window[r].to(tl.float32) * taps[0]
                 for j in tl.static_range(1, W):
                     total += window[r + j].to(tl.float32) * taps[j]
-                result = (total * sigmoid(total)).to(y_ptr.dtype.element_ty)
+                result = cast(gated(total, total), y_ptr.dtype.element_ty)
                 tl.store(y_row + (first + r) * P + cols, result, mask=_where(cols, P, first + r < count))
                 if RECORD > 0:
                     here = _where(cols, width, first + r < count)
@@ -197,7 +202,7 @@ def short_conv_step_kernel(  # type: ignore[no-untyped-def]
             total += new.to(tl.float32) * taps[j]
             row = tail_ptr + slot * slot_stride + (j - 1) * tail_stride + cols
             tl.store(row, new.to(tail_ptr.dtype.element_ty), mask=cols < width)
-        result = (total * sigmoid(total)).to(y_ptr.dtype.element_ty)
+        result = cast(gated(total, total), y_ptr.dtype.element_ty)
         tl.store(y_ptr + request * P + cols, result, mask=_where(cols, P, first + g < requests))
 
 
@@ -226,16 +231,29 @@ def short_conv(
     width = weight.shape[1]
     if segment.phase == "decode" and not segment.draft:
         config = _fitted(tuned("short_conv_step", B=requests, P=channels), channels)
-        programs = triton.cdiv(requests, config["GROUP"]) * triton.cdiv(channels, config["BLOCK_P"])
-        short_conv_step_kernel[(programs,)](
-            x, weight, tail, y, segment.slots, *strides, requests, P=channels, W=width, **config
+        programs = ceil_div(requests, config["GROUP"]) * ceil_div(channels, config["BLOCK_P"])
+        launch(
+            short_conv_step_kernel,
+            (programs, 1, 1),
+            x,
+            weight,
+            tail,
+            y,
+            segment.slots,
+            *strides,
+            requests,
+            P=channels,
+            W=width,
+            **config,
         )
         return y
     config = _fitted(tuned("short_conv", most=MAX_DRAFT if segment.draft else tokens, P=channels), channels)
     # Drafts fill one chunk per request at most; otherwise the kernel finds a chunk's request itself.
     snapshots = segment.snapshot_slots
     chunks = requests if segment.draft else tokens // config["CHUNK"] + requests
-    short_conv_kernel[(chunks * triton.cdiv(channels, config["BLOCK_P"]),)](
+    launch(
+        short_conv_kernel,
+        (chunks * ceil_div(channels, config["BLOCK_P"]), 1, 1),
         x,
         weight,
         tail,

@@ -6,8 +6,10 @@ import torch
 import triton
 import triton.language as tl
 
-from k3port.backends.portable.kernels.lib import cast, sigmoid, tanh
-from k3port.backends.portable.launch import tuned
+from k3port.backends.portable.kernels.lib import capped, cast, divide, exp
+from k3port.backends.portable.launch import ceil_div, launch, tuned
+
+CANDIDATES = {"BLOCK": (512, 1024, 2048), "num_warps": (2, 4, 8)}
 
 
 @triton.jit
@@ -19,6 +21,8 @@ def situ_mul_kernel(  # type: ignore[no-untyped-def]
     y_stride,
     beta,
     linear_beta,
+    inverse_beta,
+    inverse_linear_beta,
     WIDTH: tl.constexpr,
     CAP_GATE: tl.constexpr,
     CAP_LINEAR: tl.constexpr,
@@ -33,12 +37,20 @@ def situ_mul_kernel(  # type: ignore[no-untyped-def]
     gate_ptr = x_ptr + rows * x_stride + cols[None, :]
     a = tl.load(gate_ptr, mask=live, other=0.0).to(tl.float32)
     b = tl.load(gate_ptr + WIDTH, mask=live, other=0.0).to(tl.float32)
+    # One reciprocal for the two caps and the sigmoid: the special function unit is what limits this kernel.
+    fine: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
     gate = a
+    below = 1.0
     if CAP_GATE:
-        gate = beta * tanh(a / beta)
+        gate, e = capped(a, beta, inverse_beta, fine)
+        below = 1.0 + e
         if CAP_LINEAR:
-            b = linear_beta * tanh(b / linear_beta)
-    y = gate * sigmoid(a) * b
+            b, e = capped(b, linear_beta, inverse_linear_beta, fine)
+            below += below * e
+    # The sigmoid comes last, since far below zero this is infinite, and times an e of 0 it would be NaN. The gate then
+    # becomes 0 before it meets a large linear branch.
+    below += below * exp(a * -1.0)
+    y = divide(gate, below) * b
     tl.store(y_ptr + rows * y_stride + cols[None, :], cast(y, y_ptr.dtype.element_ty), mask=live)
 
 
@@ -50,14 +62,19 @@ def situ_mul(gate_up: torch.Tensor, beta: float | None, linear_beta: float | Non
     y = torch.empty((num_rows, width), dtype=x.dtype, device=x.device)
     if y.numel():
         config = tuned("situ_mul", I=width)
-        situ_mul_kernel[(triton.cdiv(num_rows, config["ROWS"]), triton.cdiv(width, config["BLOCK"]))](
+        cap, linear_cap = (1.0 if limit is None else float(limit) for limit in (beta, linear_beta))
+        launch(
+            situ_mul_kernel,
+            (ceil_div(num_rows, config["ROWS"]), ceil_div(width, config["BLOCK"]), 1),
             x,
             y,
             num_rows,
             x.stride(0),
             width,
-            1.0 if beta is None else beta,
-            1.0 if linear_beta is None else linear_beta,
+            cap,
+            linear_cap,
+            1.0 / cap,
+            1.0 / linear_cap,
             WIDTH=width,
             CAP_GATE=beta is not None,
             CAP_LINEAR=linear_beta is not None,

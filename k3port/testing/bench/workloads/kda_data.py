@@ -43,27 +43,18 @@ def core_args(
     gen: torch.Generator,
     dim: int = HEAD_DIM,
 ) -> dict[str, Any]:
-    """Everything that a KDA core can be given: decays and strengths, and the raw numbers that they come from.
-
-    ``tokens`` of all requests together, equally long.
-    """
+    """Arguments of the op ``kda_core``. ``tokens`` of all requests together, equally long."""
 
     def stream() -> torch.Tensor:
         return torch.randn(tokens, heads, dim, device=device, generator=gen).bfloat16()
 
-    raw = torch.randn(tokens, heads * dim, device=device, generator=gen).bfloat16()
-    logit = torch.randn(tokens, heads, device=device, generator=gen).bfloat16()
-    params = gate_params(heads, device, gen, dim)
-    g, beta = kda_gate(raw, logit, **params)
     return {
         "q": stream(),
         "k": stream(),
         "v": stream(),
-        "g": g,
-        "beta": beta,
-        "gate_raw": raw,
-        "beta_logit": logit,
-        **params,
+        "gate_raw": torch.randn(tokens, heads * dim, device=device, generator=gen).bfloat16(),
+        "beta_logit": torch.randn(tokens, heads, device=device, generator=gen).bfloat16(),
+        **gate_params(heads, device, gen, dim),
         "state": torch.randn(requests + 1, heads, dim, dim, device=device, generator=gen) * 0.1,
         "segment": make_segment(phase, [tokens // requests] * requests, list(range(1, requests + 1)), device=device),
     }
@@ -92,6 +83,7 @@ def block_args(
     state = KdaState(
         conv=torch.randn(requests + 1, TAPS - 1, 3 * width, device=device, generator=gen).bfloat16(),
         recurrent=torch.randn(requests + 1, heads, HEAD_DIM, HEAD_DIM, device=device, generator=gen) * 0.1,
+        arrivals=torch.zeros(requests + 1, heads, dtype=torch.int32, device=device),
     )
     return {
         "qkv": rows(3 * width),
@@ -119,15 +111,13 @@ def core_answer(args: Args) -> Answer:
 
 
 def _decays(args: Args, heads: slice) -> tuple[torch.Tensor, torch.Tensor]:
-    if "g" in args:
-        return args["g"][:, heads].double(), args["beta"][:, heads].double()
     dim = args["k"].shape[2]
     columns = slice(heads.start * dim, heads.stop * dim)
     return kda_gate(
-        args["gate_raw"].flatten(1)[:, columns].double(),
+        args["gate_raw"][:, columns].double(),
         args["beta_logit"][:, heads].double(),
         args["A_log"][heads].double(),
-        args["dt_bias"].flatten()[columns].double(),
+        args["dt_bias"][columns].double(),
         args["lower_bound"],
     )
 
