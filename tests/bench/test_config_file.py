@@ -79,8 +79,9 @@ OLD: dict[str, Any] = {
     "kernel": "toy",
     "entries": [
         {"archs": ["sm_90"], "when": {"T": [1, 1]}, "config": {"num_warps": 1}, "measured": None},
-        {"archs": ["sm_90", "gfx950"], "when": {"T": [600, None]}, "config": {"num_warps": 2}, "measured": None},
+        {"archs": ["sm_90", "gfx950"], "when": {"T": [600, 1500]}, "config": {"num_warps": 2}, "measured": None},
         {"archs": ["gfx942"], "when": {}, "config": {"num_warps": 3}, "measured": None},
+        {"archs": ["sm_90"], "when": {"T": [600, None]}, "config": {"num_warps": 4}, "measured": None},
         {"archs": ["*"], "when": {"T": [2, 8]}, "config": {"num_warps": 5}, "measured": None},
         {"archs": ["*"], "when": {}, "config": {"num_warps": 6}, "measured": None},
     ],
@@ -97,14 +98,14 @@ def test_other_entries_stay() -> None:
         "measured": {**MEASURED, "us": {"T=1024": 2.5}},
     }
     kept = [(entry["archs"], entry["config"]["num_warps"]) for entry in data["entries"][1:]]
-    # The entry that overlaps loses this architecture, not the other one; those beside it stay.
-    assert kept == [(["sm_90"], 1), (["gfx950"], 2), (["gfx942"], 3), (["*"], 5), (["*"], 6)]
+    # The entry that is covered loses this architecture, not the other one; those beside and beyond it stay.
+    assert kept == [(["sm_90"], 1), (["gfx950"], 2), (["gfx942"], 3), (["sm_90"], 4), (["*"], 5), (["*"], 6)]
 
 
 def test_what_was_tuned_before_is_replaced() -> None:
     once = updated_file(OLD, "sm_90", merge_points([point(8, T=1024)]), MEASURED)
     twice = updated_file(once, "sm_90", merge_points([point(4, T=1024)]), MEASURED)
-    assert [entry["config"]["num_warps"] for entry in twice["entries"]] == [4, 1, 2, 3, 5, 6]
+    assert [entry["config"]["num_warps"] for entry in twice["entries"]] == [4, 1, 2, 3, 4, 5, 6]
 
 
 def test_the_text_has_one_entry_per_line() -> None:

@@ -97,8 +97,8 @@ def updated_file(
 ) -> dict[str, Any]:
     """The file's content with new entries of one architecture in front.
 
-    Kept as they are: entries of other architectures, entries for every architecture, and those of this one where no new
-    entry overlaps them. An entry that other architectures share with this one loses this one.
+    Kept behind them: entries of other architectures, entries for every architecture, and those of this one that no new
+    entry covers; they serve the sizes between and beyond. An entry that is covered loses this architecture.
 
     Args:
         measured: device and versions; the times are added per entry.
@@ -106,7 +106,7 @@ def updated_file(
     kept: list[dict[str, Any]] = []
     for entry in old["entries"]:
         archs = entry["archs"]
-        if arch in archs and any(_overlap(entry["when"], new.when) for new in entries):
+        if arch in archs and any(_covers(new.when, entry["when"]) for new in entries):
             archs = [name for name in archs if name != arch]
         if archs:
             kept.append({**entry, "archs": archs})
@@ -122,12 +122,12 @@ def updated_file(
     return {**old, "entries": fresh + kept}
 
 
-def _overlap(a: Mapping[str, Sequence[int | None]], b: Mapping[str, Range]) -> bool:
-    """Whether two entries fit some axes both. An axis that one of them leaves out does not keep them apart."""
-    for name in set(a) & set(b):
-        (low, high), (other_low, other_high) = a[name], b[name]
-        if (high is not None and other_low is not None and high < other_low) or (
-            other_high is not None and low is not None and other_high < low
+def _covers(new: Mapping[str, Range], old: Mapping[str, Sequence[int | None]]) -> bool:
+    """Whether an entry fits all axes that an older one fits. An axis that is left out has no bounds."""
+    for name, (low, high) in new.items():
+        old_low, old_high = old.get(name, (None, None))
+        if (low is not None and (old_low is None or old_low < low)) or (
+            high is not None and (old_high is None or old_high > high)
         ):
             return False
     return True

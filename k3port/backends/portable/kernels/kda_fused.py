@@ -14,12 +14,12 @@ import triton.language as tl
 from k3port.backends.portable.kernels.delta import delta_step, unit_pair
 from k3port.backends.portable.kernels.kda_intra import BOUNDED, SOFTPLUS, log_decay
 from k3port.backends.portable.kernels.kda_verify import kda_verify
-from k3port.backends.portable.kernels.lib import LOG2E, cast, exp2, sigmoid
+from k3port.backends.portable.kernels.lib import LOG2E, cast, exp2, gated, sigmoid
 from k3port.backends.portable.launch import Config, ceil_div, launch, power_of_2, tuned
 from k3port.ops.kda_state import KdaParams, KdaState
 from k3port.ops.segment import Segment
 
-CANDIDATES = {"block_v": (8, 16, 32), "passes": (1, 2, 4, 8), "num_warps": (1, 2, 4)}
+CANDIDATES = {"block_v": (8, 16, 32), "passes": (1, 2, 4, 8, 16), "num_warps": (1, 2, 4)}
 
 
 @triton.jit
@@ -38,16 +38,29 @@ def load_taps(taps_ptr, channel, live, W: tl.constexpr):  # type: ignore[no-unty
 
 
 @triton.jit
-def conv_step(x, w0, w1, w2, w3, tail_ptr, channel, live, P: tl.constexpr, W: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Convolution and SiLU of one new token for some channels, float32; the tail is ``[W - 1, 3P]``."""
+def load_tail(tail_ptr, channel, live, P: tl.constexpr, W: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Earlier inputs of some channels, newest first, of a tail ``[W - 1, 3P]``; of a short one the last repeat."""
     tail = tail_ptr + channel
-    y = x.to(tl.float32) * w0 + tl.load(tail + (W - 2) * (3 * P), mask=live, other=0.0).to(tl.float32) * w1
+    x1 = tl.load(tail + (W - 2) * (3 * P), mask=live, other=0.0)
+    x2 = x1
+    x3 = x1
     if W > 2:
-        y += tl.load(tail + (W - 3) * (3 * P), mask=live, other=0.0).to(tl.float32) * w2
+        x2 = tl.load(tail + (W - 3) * (3 * P), mask=live, other=0.0)
     if W > 3:
-        y += tl.load(tail + (W - 4) * (3 * P), mask=live, other=0.0).to(tl.float32) * w3
+        x3 = tl.load(tail + (W - 4) * (3 * P), mask=live, other=0.0)
+    return x1, x2, x3
+
+
+@triton.jit
+def convolved(x0, x1, x2, x3, w0, w1, w2, w3, W: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Convolution and SiLU of the newest token, float32."""
+    y = x0.to(tl.float32) * w0 + x1.to(tl.float32) * w1
+    if W > 2:
+        y += x2.to(tl.float32) * w2
+    if W > 3:
+        y += x3.to(tl.float32) * w3
     # The separate ops round here as well.
-    return cast(y * sigmoid(y), x.dtype).to(tl.float32)
+    return cast(gated(y, y), x0.dtype).to(tl.float32)
 
 
 @triton.jit
@@ -94,7 +107,10 @@ def kda_fused_kernel(  # type: ignore[no-untyped-def]
     x = qkv_ptr + row * qkv_stride
     xq = tl.load(x + channel, mask=live, other=0.0)
     xk = tl.load(x + P + channel, mask=live, other=0.0)
+    v_channel = 2 * P + h * D + own
+    xv = tl.load(x + v_channel, mask=own < D, other=0.0)
     q0, q1, q2, q3 = load_taps(taps_ptr, channel, live, W)
+    v0, v1, v2, v3 = load_taps(taps_ptr, v_channel, own < D, W)
     k0, k1, k2, k3 = load_taps(taps_ptr, P + channel, live, W)
     z = tl.load(raw_ptr + row * raw_stride + channel, mask=live, other=0.0).to(tl.float32)
     bias = tl.load(bias_ptr + channel, mask=live, other=0.0)
@@ -108,8 +124,11 @@ def kda_fused_kernel(  # type: ignore[no-untyped-def]
     state = state_ptr + (slot * H + h) * (D * D) + own[:, None] * D + c[None, :]
     s = tl.load(state, mask=(own < D)[:, None] & live[None, :], other=0.0)
     tail = tail_ptr + slot * ((W - 1) * 3 * P)
-    q = conv_step(xq, q0, q1, q2, q3, tail, channel, live, P, W)
-    k = conv_step(xk, k0, k1, k2, k3, tail, P + channel, live, P, W)
+    q5, q6, q7 = load_tail(tail, channel, live, P, W)
+    k5, k6, k7 = load_tail(tail, P + channel, live, P, W)
+    v5, v6, v7 = load_tail(tail, v_channel, own < D, P, W)
+    q = convolved(xq, q5, q6, q7, q0, q1, q2, q3, W)
+    k = convolved(xk, k5, k6, k7, k0, k1, k2, k3, W)
     decay = exp2(log_decay(z, live, bias, tl.exp2(log_a * LOG2E), bound, GATE))
     q, k, kq = unit_pair(q, k)
     q *= D**-0.5
@@ -120,15 +139,16 @@ def kda_fused_kernel(  # type: ignore[no-untyped-def]
     o = tl.zeros((BV,), tl.float32)
     for n in tl.static_range(PASSES):
         rows = own + n * BV
-        v_channel = 2 * P + h * D + rows
-        xv = tl.load(x + v_channel, mask=rows < D, other=0.0)
-        v0, v1, v2, v3 = load_taps(taps_ptr, v_channel, rows < D, W)
-        v = conv_step(xv, v0, v1, v2, v3, tail, v_channel, rows < D, P, W)
+        v = convolved(xv, v5, v6, v7, v0, v1, v2, v3, W)
         tile = s.to(tl.float32)
         if n + 1 < PASSES:
-            # The next rows are on their way while these are worked on.
-            more = (rows + BV < D)[:, None] & live[None, :]
-            s = tl.load(state + (n + 1) * (BV * D), mask=more, other=0.0)
+            # What the next rows need is on its way while these are worked on.
+            more = rows + BV < D
+            s = tl.load(state + (n + 1) * (BV * D), mask=more[:, None] & live[None, :], other=0.0)
+            v_channel += BV
+            xv = tl.load(x + v_channel, mask=more, other=0.0)
+            v0, v1, v2, v3 = load_taps(taps_ptr, v_channel, more, W)
+            v5, v6, v7 = load_tail(tail, v_channel, more, P, W)
         tile, o, _ = delta_step(tile, q, k, kq, v, decay, beta)
         if SPLIT * PASSES > 1:
             tl.store(values + rows, o, mask=rows < D)
@@ -164,8 +184,8 @@ def kda_fused_kernel(  # type: ignore[no-untyped-def]
         tl.store(tail + (W - 3) * (3 * P) + each, older, mask=each_live)
     if W > 3:
         tl.store(tail + (W - 4) * (3 * P) + each, oldest, mask=each_live)
-    o *= tl.rsqrt(tl.sum(o * o, axis=0) / D + eps) * weight * sigmoid(gate)
-    tl.store(out + c, cast(o, out_ptr.dtype.element_ty), mask=live)
+    o *= tl.rsqrt(tl.sum(o * o, axis=0) / D + eps) * weight
+    tl.store(out + c, cast(gated(o, gate), out_ptr.dtype.element_ty), mask=live)
 
 
 def kda_decode(
