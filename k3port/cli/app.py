@@ -46,7 +46,7 @@ class Interrupted(K3Error):
 )
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """Run Kimi K3 from one model definition on CPU; kernels for NVIDIA and AMD GPUs are to come."""
+    """Run Kimi K3 from one model definition: on CPU, and kernel by kernel on NVIDIA and AMD GPUs."""
     if ctx.invoked_subcommand is None:
         ctx.obj.page(ctx.get_help())
 

@@ -33,7 +33,7 @@ from k3port.testing.xcompile.compiler import caught
 
 DTYPES: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float32, torch.float16)
 MAX_ROWS = 144
-"""Most tokens times heads of a sample: an emulated wave takes 10 to 20 us per instruction. Two chunks of 64 and a tail
+"""Most tokens times heads of a sample: an emulated wave takes 5 to 10 us per instruction. Two chunks of 64 and a tail
 still fit; the larger samples run in the interpreter and on GPUs."""
 MAX_ROWS_AGAIN = 40
 """The same for the other dtypes and memory orders, after the first dtype has taken every sample up to the limit above:

@@ -41,7 +41,7 @@ def test_the_interpreters_own_product_of_bfloat16_is_still_wrong(results: dict[s
     assert results["plain dot bfloat16: relative RMS"] > 1
 
 
-FUNCTIONS = {"sigmoid": 6e-7, "silu": 6e-7, "softplus": 7e-7, "tanh": 3e-7, "capped": 4e-7, "coarsely capped": 2.1e-5}
+FUNCTIONS = {"sigmoid": 6e-7, "silu": 6e-7, "softplus": 7e-7, "capped": 4e-7, "coarsely capped": 2.1e-5}
 
 
 @pytest.mark.parametrize(("name", "bound"), FUNCTIONS.items(), ids=FUNCTIONS)

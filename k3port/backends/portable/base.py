@@ -16,7 +16,7 @@ def triton_requires(**limits: object) -> Requires:
         "vendors": ("nvidia", "amd"),
         "archs": GPU_ARCHS,
         "dtypes": ACTIVATIONS,
-        "packages": ("triton>=3.3",),
+        "packages": ("triton>=3.6",),
         **limits,
     }
     return Requires(**fields)  # type: ignore[arg-type]

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from k3port.backends.limits import newer_than
 from k3port.backends.portable.base import triton_kernel, triton_requires
 from k3port.backends.portable.kda_slabs import prefill_workspace
 from k3port.ops.catalog import OPS
-from k3port.oracle.spec import PRIORITY_PORTABLE, PRIORITY_REFERENCE, AxisRule, KernelSpec, Requires
+from k3port.oracle.spec import PRIORITY_PORTABLE, PRIORITY_REFERENCE, AxisRule, KernelSpec, OpQuery, Requires, Target
 
 _DIMS = (AxisRule("K", maximum=128), AxisRule("V", maximum=128))
 _CONV = {"conv_state": "wp"}
 _FLA = ("fla-core>=0.6.0", "triton>=3.3", "torch>=2.7")
+
+
+def _linkable(query: OpQuery, target: Target) -> str | None:
+    """Triton 3.6 miscounts the registers that a kernel's arguments take on gfx1250, where there are many of them."""
+    del query
+    if target.device.arch != "gfx1250" or newer_than(target, "triton", "3.7"):
+        return None
+    return "on gfx1250 it needs Triton 3.7 or newer: code with so many arguments from 3.6 cannot be linked"
 
 
 def _with_state(suffix: str, state: str) -> tuple[KernelSpec, ...]:
@@ -29,6 +38,7 @@ def _with_state(suffix: str, state: str) -> tuple[KernelSpec, ...]:
             phases=("prefill",),
             requires=chunked,
             layouts=layout,
+            check=_linkable,
             workspace_bytes=prefill_workspace,
             numerics=kept,
         ),
@@ -39,6 +49,7 @@ def _with_state(suffix: str, state: str) -> tuple[KernelSpec, ...]:
             load="k3port.backends.portable.kernels.kda_step:kda_core_step",
             phases=("decode",),
             records_drafts=True,
+            check=_linkable,
             requires=own,
             layouts=layout,
             numerics=kept,
@@ -65,6 +76,7 @@ def _with_state(suffix: str, state: str) -> tuple[KernelSpec, ...]:
             ),
             layouts={**layout, **_CONV},
             covers=OPS["kda"].parts,
+            check=_linkable,
             workspace_bytes=prefill_workspace,
             numerics=kept,
         ),
@@ -75,6 +87,7 @@ def _with_state(suffix: str, state: str) -> tuple[KernelSpec, ...]:
             load="k3port.backends.portable.kernels.kda_fused:kda_decode",
             phases=("decode",),
             records_drafts=True,
+            check=_linkable,
             requires=triton_requires(state_dtypes=(state,), axes=(*_DIMS, AxisRule("W", minimum=2, maximum=4))),
             layouts={**layout, **_CONV},
             covers=OPS["kda"].parts,

@@ -144,7 +144,7 @@ def launch(function: Any, grid: tuple[int, int, int], *args: Any, **constants: A
     driver: Any = triton.runtime.driver.active
     device = driver.get_current_device()
     # At least as fine as what Triton compiles anew for: see _kind.
-    key = (id(function), device, *map(_kind, args), *constants.values())
+    key = (id(function), device, tuple(constants), *map(_kind, args), *constants.values())
     known = _compiled.get(key)
     if known is not None:
         known[2][grid](*args, *known[1], stream=driver.get_current_stream(device))

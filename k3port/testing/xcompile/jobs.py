@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import triton
 
 from k3port.backends.portable.launch import Config, entries, force_config
 from k3port.oracle.predicates import reject
@@ -100,8 +102,14 @@ def gather(
 
 
 def _refusal(spec: KernelSpec, call: Call, target: str) -> str | None:
-    refused = reject(spec, call.query, platform_target(target))
-    return refused.detail if refused is not None and refused.code in SHAPE_CODES else None
+    found = platform_target(target)
+    compiling = replace(found, packages={**found.packages, "triton": triton.__version__})
+    # Without packages first: one that is missing here would hide what the kernel says of the call.
+    for asked in (found, compiling):
+        refused = reject(spec, call.query, asked)
+        if refused is not None and refused.code in SHAPE_CODES:
+            return refused.detail
+    return None
 
 
 def _jobs(

@@ -1,8 +1,9 @@
 """The whole KDA mixer core of one decode step in one launch: convolution and tail, gates, normalisation, recurrence,
 gated output norm.
 
-The norm needs all values of a head, the state of a head is best read by several programs. Whichever of them comes last
-finds the others' outputs in memory, does the norm, and shifts the convolution's tail, which all of them have read.
+One program takes the rows of a head's state in tiles, one after the other. Where there are too few heads to fill the
+GPU several programs share a head, and whichever of them comes last finds the others' outputs in memory, does the norm,
+which needs all values of the head, and shifts the convolution's tail, which all of them have read.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def convolved(window, taps, W: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def gated(o, gate, weight, eps, D: tl.constexpr):  # type: ignore[no-untyped-def]
+def norm_gated(o, gate, weight, eps, D: tl.constexpr):  # type: ignore[no-untyped-def]
     return o * tl.rsqrt(tl.sum(o * o, axis=0) / D + eps) * weight * sigmoid(gate)
 
 
@@ -151,7 +151,7 @@ def kda_verify_kernel(  # type: ignore[no-untyped-def]
         else:
             o = tl.where(own_live, o, 0.0)
             gate = tl.load(gate_ptr + token * gate_stride + channel, mask=live, other=0.0).to(tl.float32)
-            tl.store(out + i * P + c, cast(gated(o, gate, weight, eps, D), out_ptr.dtype.element_ty), mask=live)
+            tl.store(out + i * P + c, cast(norm_gated(o, gate, weight, eps, D), out_ptr.dtype.element_ty), mask=live)
     if SPLIT > 1:
         tl.debug_barrier()
         if tl.atomic_add(arrivals_ptr + slot * H + h, 1, sem="acq_rel") != SPLIT - 1:
@@ -160,7 +160,7 @@ def kda_verify_kernel(  # type: ignore[no-untyped-def]
         for i in tl.range(0, count, num_stages=1):
             o = tl.load(values + i * P + c, mask=live, other=0.0)
             gate = tl.load(gate_ptr + (begin + i) * gate_stride + channel, mask=live, other=0.0).to(tl.float32)
-            tl.store(out + i * P + c, cast(gated(o, gate, weight, eps, D), out_ptr.dtype.element_ty), mask=live)
+            tl.store(out + i * P + c, cast(norm_gated(o, gate, weight, eps, D), out_ptr.dtype.element_ty), mask=live)
 
 
 def kda_verify(

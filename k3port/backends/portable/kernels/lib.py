@@ -109,16 +109,6 @@ def softplus(z):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def tanh(x):  # type: ignore[no-untyped-def]
-    """float32 tanh, accurate near zero, where ``1 - 2 / (exp(2x) + 1)`` would cancel."""
-    e = exp2(tl.abs(x) * (-2.0 * LOG2E))
-    large = divide(1.0 - e, 1.0 + e)
-    s = x * x
-    small = x * (1.0 + s * (-0.33333333333 + s * (0.13333333333 + s * (-0.053968253968 + s * 0.021869488536))))
-    return tl.where(s < 0.04, small, tl.where(x < 0, -1.0 * large, large))
-
-
-@triton.jit
 def capped(x, cap, inverse_cap, FINE: tl.constexpr):  # type: ignore[no-untyped-def]
     """``cap * tanh(x / cap)`` in float32 as a numerator and the ``e`` of its denominator ``1 + e``.
 
