@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from k3port.cli.commands import Commands
-from k3port.cli.console import Console, OutputError
+from k3port.cli.console import Console, OutputError, error_record
 from k3port.cli.interrupts import held
 from k3port.cli.options import OUTPUT_FILE, TEXT
 from k3port.cli.plan import start
 from k3port.cli.render import table
-from k3port.errors import ExitCode, NumericsError
+from k3port.errors import ExitCode, K3Error, NumericsError
 from k3port.plugins import Registry, default_registry
 from k3port.testing.bench.names import check_ops, find_kernels
+
+if TYPE_CHECKING:
+    from k3port.testing.bench.run import TuneReport
 
 _JSON = click.option("--json", "json_mode", is_flag=True, help="Write one JSON document on stdout instead of text.")
 _QUIET = click.option("-q", "--quiet", is_flag=True, help="Print nothing on stderr but errors.")
@@ -114,16 +117,50 @@ def bench_tune(console: Console, names: tuple[str, ...], ops: tuple[str, ...], *
     named = find_kernels(names, registry.kernels)
     with held():  # imports torch
         from k3port.testing.bench import run
-        from k3port.testing.bench.config_file import config_text
 
-    report = run.bench_tune(
-        registry.kernels, named, ops, quick=given["quick"], jobs=given["jobs"], progress=console.note
-    )
-    paths = run.save_entries(report) if given["save"] else []
+    found: list[TuneReport] = []
+    paths: list[Path] = []
+
+    def keep(report: TuneReport) -> None:
+        found.append(report)
+        if given["save"]:
+            paths[:] = run.save_entries(report)
+
+    error: K3Error | None = None
+    try:
+        run.bench_tune(
+            registry.kernels,
+            named,
+            ops,
+            quick=given["quick"],
+            jobs=given["jobs"],
+            progress=console.note,
+            checkpoint=keep,
+        )
+    except K3Error as exc:
+        # What was found before is told first.
+        if not found or not found[-1].cases:
+            raise
+        error = exc
+    except BaseException:
+        # Ctrl-C, or a failure that nobody foresaw; in JSON the one document is the error's.
+        if found and found[-1].cases and not console.json_mode:
+            _show_tuned(console, found[-1], paths, None)
+        raise
+    _show_tuned(console, found[-1], paths, error)
+    if error is not None:
+        console.failure(error)
+        raise click.exceptions.Exit(error.exit_code)
+
+
+def _show_tuned(console: Console, report: TuneReport, paths: Sequence[Path], error: K3Error | None) -> None:
+    from k3port.testing.bench.config_file import config_text
+
     if console.json_mode:
         entries = {name: [dataclasses.asdict(e) for e in new] for name, new in report.entries.items()}
         document = {"machine": dataclasses.asdict(report.machine), "entries": entries, "cases": report.cases}
-        console.document({**document, "saved": [str(path) for path in paths], "warnings": console.warnings})
+        failed = {} if error is None else {"error": error_record(error)}
+        console.document({**document, "saved": [str(path) for path in paths], "warnings": console.warnings, **failed})
         return
     rows = [("configuration", "case", "in use µs", "best µs", "best")]
     for case in report.cases:

@@ -88,7 +88,8 @@ def check(console: Console, name: str, **given: Any) -> None:
     """Check the kernel NAME of k3port or of a plugin and print a report in Markdown.
 
     Runs the contract of its op on every sample: on the CPU, in Triton's interpreter, or on the GPU of this machine.
-    Compiles Triton kernels for every target, and executes their AMD machine code in emulation.
+    Compiles Triton kernels for every target, and executes their AMD machine code in emulation. A kernel for GPUs that
+    is no Triton code needs a GPU of its vendor: without one nothing is run, and the exit code is 3.
     """
     start(console, given)
     isas, targets = (_chosen(given[key], every) for key, every in (("isas", ISAS), ("targets", TARGETS)))
@@ -135,6 +136,14 @@ def check(console: Console, name: str, **given: Any) -> None:
                 hint="the report names the part and the sample; docs/writing-a-kernel.md says how to read it",
             )
         )
+    elif result.absent:
+        console.failure(
+            K3Error(
+                f"kernel {name} was not run: it needs {result.absent}",
+                hint="run the check on a machine with one; only kernels for CPUs and kernels in Triton run without",
+            )
+        )
+    if result.exit_code != ExitCode.OK:
         raise click.exceptions.Exit(result.exit_code)
 
 

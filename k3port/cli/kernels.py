@@ -20,10 +20,14 @@ from k3port.errors import PlanError, UsageError
 from k3port.ops.catalog import OPS
 from k3port.oracle.predicates import ask_record, reject, served
 from k3port.oracle.profile import Profile
-from k3port.oracle.spec import ALL_TOKENS, KernelSpec, OpQuery, Plan, Rejection, Target
+from k3port.oracle.spec import ALL_TOKENS, GAP, KernelSpec, OpQuery, Plan, Rejection, Selection, Target
 from k3port.plugins import default_registry
 from k3port.runtime.planner import model_queries
 from k3port.runtime.platforms import find_profile
+
+_LATE = ("LAYOUT", "NOT_PINNED", "OUTRANKED", "COVERED")
+"""Codes of kernels that fit by themselves."""
+_COVERED_BY = "covered by "
 
 
 @click.group(cls=Commands, invoke_without_command=True, short_help="List kernels, explain a choice, or check one.")
@@ -113,6 +117,9 @@ def _queries(question: Question, op: str, phase: str) -> list[OpQuery]:
     _known_op(op)
     found = [q for q in model_queries(question.model.config, question.work) if q.op == op]
     if not found:
+        drafts = dataclasses.replace(question.work, query_tokens=2)
+        if any(q.op == op for q in model_queries(question.model.config, drafts)):
+            raise UsageError(f"{question.model.name} uses {op} only where drafts are verified", hint="--draft-tokens N")
         raise UsageError(f"{question.model.name} does not use {op}", hint="give another --model")
     of_phase = [q for q in found if phase in ("", q.phase)]
     if not of_phase:
@@ -168,27 +175,35 @@ def kernel_record(spec: KernelSpec) -> dict[str, Any]:
 def _trace(question: Question, query: OpQuery, plan: Plan | None) -> dict[str, Any]:
     """Everything about one slot: the query, what is chosen per window, and each candidate, best first."""
     target = question.target
-    order = {name: i for i, name in enumerate(target.preferences.get(query.op, ()))}
     specs = [s for s in question.registry.kernels if s.op == query.op]
     # What this device or phase can never use comes last; the rest in the order in which the resolver asks.
-    specs.sort(key=lambda s: (_is_foreign(s, query, target), order.get(s.name, len(order)), -s.priority, s.name))
-    chosen: dict[str, list[dict[str, Any]]] = {"runs_now": [], "would_run": []}
-    late: dict[str, Rejection] = {}
-    if plan is not None:
-        for key, side in (("runs_now", plan.selections), ("would_run", plan.would_run)):
-            for s in side:
-                if s.slot == query.slot:
-                    if chosen[key] and chosen[key][-1]["kernel"] == s.kernel:
-                        chosen[key][-1]["tokens"][1] = s.tokens[1]
-                    else:
-                        chosen[key].append({"tokens": list(s.tokens), "kernel": s.kernel, "reason": s.reason})
-                    late.update({r.kernel: r for r in s.rejected if r.code in ("LAYOUT", "NOT_PINNED", "OUTRANKED")})
+    specs.sort(key=lambda s: (_is_foreign(s, query, target), _rank(s, query, target)))
+    sides = (plan.selections, plan.would_run) if plan is not None else ((), ())
+    now, would = ([s for s in side if s.slot == query.slot] for side in sides)
     return {
         "slot": query.slot,
         "query": {**dataclasses.asdict(query), "rounds": sorted(query.rounds), "axes": dict(query.axes)},
-        **chosen,
-        "candidates": [_candidate(spec, query, question, late.get(spec.name)) for spec in specs],
+        "runs_now": _answers(now),
+        "would_run": _answers(would),
+        "candidates": [_candidate(spec, query, question, now, would) for spec in specs],
     }
+
+
+def _answers(selections: Sequence[Selection]) -> list[dict[str, Any]]:
+    """The kernel of each token window; neighbouring windows with the same one are told as one."""
+    found: list[dict[str, Any]] = []
+    for s in selections:
+        if found and found[-1]["kernel"] == s.kernel:
+            found[-1]["tokens"][1] = s.tokens[1]
+        else:
+            found.append({"tokens": list(s.tokens), "kernel": s.kernel, "reason": s.reason})
+    return found
+
+
+def _rank(spec: KernelSpec, query: OpQuery, target: Target) -> tuple[int, int, str]:
+    preferred = target.preferences.get(query.op, ())
+    place = preferred.index(spec.name) if spec.name in preferred else len(preferred)
+    return place, -spec.priority, spec.name
 
 
 def _is_foreign(spec: KernelSpec, query: OpQuery, target: Target) -> bool:
@@ -196,17 +211,24 @@ def _is_foreign(spec: KernelSpec, query: OpQuery, target: Target) -> bool:
     return bool(vendors and target.device.vendor not in vendors) or bool(spec.phases and query.phase not in spec.phases)
 
 
-def _candidate(spec: KernelSpec, query: OpQuery, question: Question, late: Rejection | None) -> dict[str, Any]:
+def _candidate(
+    spec: KernelSpec, query: OpQuery, question: Question, now: Sequence[Selection], would: Sequence[Selection]
+) -> dict[str, Any]:
     target = question.target
     first, last = served(spec, query, target)
     asked = dataclasses.replace(query, tokens=(first, last) if last is None or last >= first else query.tokens)
-    rejection = reject(spec, asked, target, built_only=False) or late
-    if rejection is None and not spec.is_built:
-        rejection = reject(spec, asked, target)
+    runs, would_run = (
+        [answer["tokens"] for answer in _answers(side) if answer["kernel"] == spec.name] for side in (now, would)
+    )
+    # A pin overrules a refusal: what runs is never shown as refused.
+    rejection = None if runs else _refusal(spec, asked, question, now if spec.is_built else would)
     padding, _ = ask_record(spec, "padding", query, target)
     return {
         **kernel_record(spec),
         "tokens": [first, last],
+        "runs_now": runs,
+        "would_run": would_run,
+        "would_be": _would_be(spec, question, would) if runs and not would_run else "",
         "code": rejection.code if rejection else "",
         "detail": rejection.detail if rejection else "",
         "hint": rejection.hint if rejection else "",
@@ -214,6 +236,70 @@ def _candidate(spec: KernelSpec, query: OpQuery, question: Question, late: Rejec
         "note": ask_record(spec, "note", query, target)[0] or "",
         "workspace_bytes": ask_record(spec, "workspace_bytes", query, target)[0] or 0,
     }
+
+
+def _refusal(spec: KernelSpec, query: OpQuery, question: Question, side: Sequence[Selection]) -> Rejection | None:
+    """Why a kernel that does not run is not taken; None where it would be, or where there is no plan.
+
+    Args:
+        side: the slot's selections among built kernels for a built kernel, else those among all declared ones.
+    """
+    target = question.target
+    own = reject(spec, query, target, built_only=False)
+    if own is not None and own.code != "REFERENCE":
+        return own
+    if own is not None:
+        # Leave for references changes nothing where the slot is not called or where better kernels have it.
+        if side and all(_is_idle(s) for s in side):
+            return Rejection(spec.name, "COVERED", side[0].reason)
+        chosen = [k for k in question.registry.kernels if any(s.kernel == k.name for s in side)]
+        is_last = all(_rank(k, query, target) < _rank(spec, query, target) for k in chosen)
+        if side and is_last and all(s.kernel or _is_idle(s) for s in side):
+            at = f"{query.op}@{query.phase}" if query.phase else query.op
+            return dataclasses.replace(own, hint=f"--kernel {at}={spec.name}")
+        return own
+    return _late(spec, side) or reject(spec, query, target)
+
+
+def _is_idle(selection: Selection) -> bool:
+    """Whether nothing calls the slot, as where a fused kernel does its work."""
+    return not selection.kernel and selection.reason != GAP
+
+
+def _late(spec: KernelSpec, side: Sequence[Selection]) -> Rejection | None:
+    """What the rest of the plan, and no limit of its own, keeps a kernel from."""
+    return next((r for s in side for r in s.rejected if r.kernel == spec.name and r.code in _LATE), None)
+
+
+def _would_be(spec: KernelSpec, question: Question, would: Sequence[Selection]) -> str:
+    """What would keep a kernel that runs now from running, were every declared kernel built."""
+    late = _late(spec, would)
+    if late is None:
+        return ""
+    if late.code not in ("OUTRANKED", "COVERED"):
+        return f"{late.code} {late.detail}"
+    takers = dict.fromkeys(s.kernel or s.reason.removeprefix(_COVERED_BY) for s in would if _late(spec, [s]))
+    built = {k.name: k.is_built for k in question.registry.kernels}
+    names = ", ".join(f"{name}{'' if built.get(name, True) else ' (not built)'}" for name in takers)
+    return f"{late.code} by {names}"
+
+
+def _state(candidate: dict[str, Any]) -> str:
+    """What becomes of a candidate: what refuses it, or where it runs now and would run."""
+    runs, would_run = candidate["runs_now"], candidate["would_run"]
+    words = f"{candidate['code']} {candidate['detail'].removeprefix('covered ')}" if candidate["code"] else "fits"
+    if runs:
+        words = f"runs now{_among(runs)}"
+    if candidate["would_be"]:
+        words += f"; would be {candidate['would_be']}"
+    elif candidate["built"] and would_run != runs:
+        words += f"; would run{_among(would_run)}" if would_run else "; would not run"
+    return words
+
+
+def _among(windows: Sequence[Sequence[int | None]]) -> str:
+    texts = [window_text((first or 0, last)) for first, last in windows]
+    return "" if texts == ["all"] else f" ({', '.join(texts)} tokens)"
 
 
 def _trace_lines(trace: dict[str, Any]) -> Sequence[str]:
@@ -227,7 +313,7 @@ def _trace_lines(trace: dict[str, Any]) -> Sequence[str]:
             tokens = window_text((first, last))
             lines.append(f"  {label} ({tokens} tokens): {window['kernel'] or 'none'}: {window['reason']}")
     for c in trace["candidates"]:
-        lines.append(f"  {c['name']}: {c['code'] or 'fits'}{' ' + c['detail'] if c['detail'] else ''}")
+        lines.append(f"  {c['name']}: {_state(c)}")
         facts = [("hint", c["hint"]), ("padding", c["padding"]), ("note", c["note"])]
         facts.append(("window", "" if tuple(c["tokens"]) == ALL_TOKENS else window_text(tuple(c["tokens"]))))
         facts.append(("layouts", ", ".join(f"{key} = {tag}" for key, tag in c["layouts"].items())))

@@ -239,6 +239,9 @@ def block_samples(dtype: torch.dtype, gen: torch.Generator) -> Iterator[Sample]:
     yield sample("a few tokens", [3, 2], [2, 1], bound=None)
     yield sample("prefill with padding", [4, 3], [0, 1], True)
     yield sample("decode with padding", [1, 1, 1], [0, 2, 1], True, phase="decode")
+    # A head that is one tile for most kernels, and one that takes several, of K3's size.
+    yield sample("decode, heads of 16", [1, 1], [2, 1], phase="decode", dim=16)
+    yield sample("decode, a head of 128", [1], [1], phase="decode", heads=1, dim=128)
     yield sample("drafts with padding", [2, 4, 1], [0, 3, 1], True, phase="decode", draft=True)
     for width in (2, 3):
         yield sample(f"convolution of width {width}", [1, 1], [1, 2], phase="decode", width=width)

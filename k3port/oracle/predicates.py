@@ -144,8 +144,9 @@ def _reasons(spec: KernelSpec, query: OpQuery, target: Target, built_only: bool)
     if req.max_nodes is not None and query.nodes > req.max_nodes:
         yield "FEATURE", f"serves {req.max_nodes} node, asked for {query.nodes}", ""
     if query.phase == "decode" and req.query_tokens is not None and query.query_tokens > req.query_tokens:
-        yield "AXIS", f"serves {req.query_tokens} new tokens per request, asked for {query.query_tokens}", ""
-    yield "AXIS", _unrecorded(spec, query), ""
+        detail = f"serves {req.query_tokens} new tokens per request, asked for {query.query_tokens}"
+        yield "AXIS", detail, _fewer_drafts(req.query_tokens)
+    yield "AXIS", _unrecorded(spec, query), _fewer_drafts(MAX_DRAFT if spec.records_drafts else 1)
     yield "AXIS", _checked(spec, query, target), ""
     if spec.rounds and spec.rounds not in query.rounds:
         yield "NUMERICS", f"its rounding {spec.rounds} was not asked for", _ROUNDING_HINTS.get(spec.rounds, "")
@@ -180,6 +181,11 @@ def _unrecorded(spec: KernelSpec, query: OpQuery) -> str:
     if query.query_tokens > MAX_DRAFT:
         return f"records {MAX_DRAFT} tokens per request, asked for {query.query_tokens}"
     return ""
+
+
+def _fewer_drafts(most: int) -> str:
+    """The option for ``most`` new tokens per request: drafts and the last accepted token."""
+    return f"--draft-tokens {most - 1}{' or fewer' if most > 1 else ''}"
 
 
 def _checked(spec: KernelSpec, query: OpQuery, target: Target) -> str:

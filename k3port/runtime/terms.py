@@ -289,7 +289,8 @@ def _workspace_term(chosen: Chosen, requests: int, serving: Serving) -> Term:
         (first, last), most = query.tokens, largest[query.phase]
         if spec.workspace_bytes is not None and first <= most:
             tokens = most if last is None else min(last, most)
-            found = max(found, (spec.workspace_bytes(replace(query, tokens=(first, tokens))), spec.name, tokens))
+            sized = replace(query, tokens=(first, tokens), axes={"B": requests, **query.axes})
+            found = max(found, (spec.workspace_bytes(sized), spec.name, tokens))
     return Term("workspaces", f"largest one, of {found[1]} in a step of {found[2]} tokens", found[0])
 
 

@@ -36,6 +36,7 @@ from k3port.testing.kernel_code import (
     prints_to_stderr,
     said,
 )
+from k3port.testing.left_open import INTERPRETER, gpu_name, is_for, needed_gpu, not_run
 from k3port.testing.subject import DTYPES, is_triton, runs_on_cpu
 from k3port.testing.suite import SuiteReport, run_suite
 from k3port.testing.targets import ISAS, TARGETS
@@ -72,6 +73,7 @@ class KernelCheck:
         unloaded: why the kernel cannot be loaded; nothing was run of it then.
         broken: parts that could not be done, a sentence each; the others were.
         hint: what the record lacks, where that explains why so little was run.
+        absent: the device that this machine lacks, where nothing could be run for that alone: no fault of the kernel.
         not_run: a sentence for each thing that this check leaves open.
     """
 
@@ -87,6 +89,7 @@ class KernelCheck:
     unloaded: str = ""
     broken: tuple[str, ...] = ()
     hint: str = ""
+    absent: str = ""
 
     @property
     def numeric_faults(self) -> tuple[str, ...]:
@@ -106,8 +109,9 @@ class KernelCheck:
             where = "; ".join(self.compilation.silent)
             found.append(f"compilation: its host code launched no Triton kernel at production shapes: {where}")
         ran = any(run.report.ran for run in self.suites) or any(e.suite.ran for e in self.emulations)
-        if not ran:
-            here = bool(self.suites or self.emulations)
+        here = bool(self.suites or self.emulations)
+        # A part that could not be done is a fault already, and no machine's.
+        if not ran and not self.absent and (here or not self.broken):
             why = (
                 "its record admits no sample of the contract here" if here else "this machine has no GPU that it is for"
             )
@@ -123,7 +127,10 @@ class KernelCheck:
     def exit_code(self) -> ExitCode:
         if self.numeric_faults:
             return ExitCode.NUMERICS
-        return ExitCode.FAILED if self.other_faults else ExitCode.OK
+        if self.other_faults:
+            return ExitCode.FAILED
+        # Neither right nor wrong: a machine with the device can tell.
+        return ExitCode.UNSUPPORTED if self.absent else ExitCode.OK
 
     def lines(self, *, verbose: bool = False) -> list[str]:
         """The report in Markdown, for a pull request. ``verbose`` adds rows."""
@@ -167,7 +174,8 @@ def check_kernel(
         timeout_s: seconds for each part: the contract at one place, the host code of compilation, one emulation.
         progress: gets a sentence before each part.
 
-    What the kernel's code prints goes to stderr. A kernel that cannot be loaded has a report too, with that fault.
+    What the kernel's code prints goes to stderr. A kernel that cannot be loaded has a report too, with that fault. Of a
+    kernel for GPUs that is no Triton code, nothing can be run without its GPU: its report says so, and has no fault.
 
     Raises:
         UsageError: a dtype that Triton kernels are not run in.
@@ -188,7 +196,8 @@ def check_kernel(
     emulations: list[EmulationReport] = []
     with prints_to_stderr():
         unloaded = load_fault(spec.load)
-        for place in _places(spec, registry) if not unloaded else ():
+        places = _places(spec, registry) if not unloaded else []
+        for place in places:
             progress(f"contract of {spec.op}: {place.where} ...")
             begin = time.perf_counter()
             with _part(place.where, broken):
@@ -203,25 +212,30 @@ def check_kernel(
             with _part("compilation", broken):
                 compilation = _compile(spec, targets, tps, all_configs, jobs, timeout_s)
             seconds["compilation"] = time.perf_counter() - begin
-        for isa in isas if is_triton(spec) and _is_for(spec, "amd") and not unloaded else ():
+        for isa in isas if is_triton(spec) and is_for(spec, "amd") and not unloaded else ():
             progress(f"emulation of {isa}{f', {mutate} mutants' if mutate else ''} ...")
             with _part(f"emulation of {isa}", broken):
                 emulations.append(_emulate(spec, registry, isa, dtypes, mutate, seed, timeout_s))
         if emulations:
             seconds["emulation"] = sum(emulation.seconds for emulation in emulations)
+    hint = "" if unloaded else _unnamed_triton(spec)
+    is_elsewhere = not (unloaded or places or hint or is_triton(spec))
     return KernelCheck(
         spec=spec,
         versions=_versions(spec),
-        machine=f"{platform.system()} {platform.machine()}, {_gpu_name() or 'no GPU'}",
+        machine=f"{platform.system()} {platform.machine()}, {gpu_name() or 'no GPU'}",
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         suites=tuple(suites),
         compilation=compilation,
         emulations=tuple(emulations),
         seconds=seconds,
-        not_run=("everything",) if unloaded else tuple(_not_run(spec, suites, emulations, isas, targets, mutate)),
+        not_run=("everything",)
+        if unloaded
+        else tuple(not_run(spec, suites, emulations, isas, targets, mutate, dtypes)),
         unloaded=unloaded,
         broken=tuple(broken),
-        hint="" if unloaded else _unnamed_triton(spec),
+        hint=hint,
+        absent=_absent(spec) if is_elsewhere else "",
     )
 
 
@@ -270,15 +284,15 @@ class _Place:
 def _places(spec: KernelSpec, registry: Registry) -> list[_Place]:
     """The GPU of this machine where the kernel is for it; else the CPU, or Triton's interpreter."""
     places = []
-    for_gpus = not spec.is_reference and (_is_for(spec, "nvidia") or _is_for(spec, "amd"))
+    for_gpus = not spec.is_reference and (is_for(spec, "nvidia") or is_for(spec, "amd"))
     gpu = _profile_here() if for_gpus and torch.cuda.is_available() else None
-    if gpu is not None and _is_for(spec, gpu.vendor):
-        places.append(_Place(f"GPU, {_gpu_name()}", gpu.name, lambda *how: _suite(spec, registry, gpu, "cuda", *how)))
+    if gpu is not None and is_for(spec, gpu.vendor):
+        places.append(_Place(f"GPU, {gpu_name()}", gpu.name, lambda *how: _suite(spec, registry, gpu, "cuda", *how)))
     # Before the CPU: a record that names no vendor is for every one, and Triton's functions need a GPU all the same.
     if is_triton(spec):
         if not places:
             name = platform_for(spec)
-            places.append(_Place("Triton's interpreter", name, lambda *how: _interpret(spec, name, *how)))
+            places.append(_Place(INTERPRETER, name, lambda *how: _interpret(spec, name, *how)))
     elif runs_on_cpu(spec):
         cpu = find_profile("cpu", registry=registry)
         places.append(_Place("CPU", "cpu", lambda *how: _suite(spec, registry, cpu, "cpu", *how)))
@@ -352,12 +366,10 @@ def _emulate(
     )
 
 
-def _is_for(spec: KernelSpec, vendor: str) -> bool:
-    return not spec.requires.vendors or vendor in spec.requires.vendors
-
-
-def _gpu_name() -> str:
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+def _absent(spec: KernelSpec) -> str:
+    """The device that nothing can be run without, in words."""
+    unknown = torch.cuda.is_available() and _profile_here() is None
+    return needed_gpu(spec) + (f" that some platform describes, and none describes {gpu_name()}" if unknown else "")
 
 
 def _profile_here() -> Profile | None:
@@ -366,7 +378,7 @@ def _profile_here() -> Profile | None:
 
     here = arch()
     found = [profile for profile in load_profiles().values() if profile.arch == here]
-    name = _gpu_name().lower()
+    name = gpu_name().lower()
     named = [profile for profile in found if any(word.lower() in name for word in (profile.name, *profile.aliases))]
     return next(iter(named or found), None)
 
@@ -377,41 +389,4 @@ def _versions(spec: KernelSpec) -> dict[str, str]:
     names = dict.fromkeys(("triton", *(Requirement(text).name for text in spec.requires.packages)))
     found = {"k3port": __version__, "Python": platform.python_version(), "PyTorch": torch.__version__}
     found |= {"Triton" if name == "triton" else name: version for name in names if (version := package_version(name))}
-    return found
-
-
-def _not_run(
-    spec: KernelSpec,
-    suites: Sequence[SuiteRun],
-    emulations: Sequence[EmulationReport],
-    isas: Sequence[str],
-    targets: Sequence[str],
-    mutate: int,
-) -> list[str]:
-    """What the check leaves open, so that a green report is not read as more than it is."""
-    found: list[str] = []
-    on_gpu = any(run.where.startswith("GPU") for run in suites)
-    vendors = [name for vendor, name in (("nvidia", "NVIDIA"), ("amd", "AMD")) if vendor in spec.requires.vendors]
-    for name in vendors:
-        if not (on_gpu and (name == "NVIDIA") == (torch.cuda.is_available() and "NVIDIA" in _gpu_name())):
-            emulated = ": its code was executed in emulation only" if name == "AMD" and emulations else ""
-            found.append(f"{name} hardware{emulated}")
-    if not suites:
-        found.append(f"the contract suite: {spec.name} needs a GPU of {' or '.join(vendors) or 'its vendor'}")
-    if not is_triton(spec):
-        return found
-    if spec.parts:
-        found.append(f"compilation: check the parts, {', '.join(spec.parts)}")
-    elif missing := [name for name in TARGETS if name not in targets]:
-        found.append(f"compilation for {', '.join(missing)}")
-    if missing := [name for name in ISAS if name not in isas and _is_for(spec, "amd")]:
-        found.append(f"emulation of {', '.join(missing)}")
-    if emulations:
-        found.append(
-            "in emulation: strided and permuted rows; invariants on large calls; in further dtypes, large samples"
-        )
-    if left_out := dict.fromkeys(sample for emulation in emulations for sample in emulation.left_out):
-        found.append(f"in emulation, for their size: {', '.join(left_out)}")
-    if emulations and not mutate:
-        found.append("mutation (--mutate N)")
     return found

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from k3port.errors import ExitCode
 from k3port.testing.check import KernelCheck, SuiteRun
 from k3port.testing.suite import SuiteReport
 
@@ -22,7 +23,9 @@ SHOWN_FAULTS = 20
 def markdown(check: KernelCheck, *, verbose: bool = False) -> list[str]:
     """The report as lines of Markdown. ``verbose`` adds a row per sample and per compiled launch."""
     spec = check.spec
-    verdict = "ok" if not check.faults else _counted(len(check.faults), "fault")
+    verdict = f"not run here: needs {check.absent}" if check.absent else "ok"
+    if check.faults:
+        verdict = _counted(len(check.faults), "fault")
     versions = ", ".join(f"{name} {version}" for name, version in check.versions.items())
     lines = [
         f"## {spec.name}: {verdict}",
@@ -57,7 +60,8 @@ def record(check: KernelCheck) -> dict[str, Any]:
         "kernel": spec.name,
         "op": spec.op,
         "load": spec.load,
-        "ok": not check.faults,
+        "ok": check.exit_code == ExitCode.OK,
+        "needs": check.absent,
         "exit_code": int(check.exit_code),
         "date": check.date,
         "machine": check.machine,

@@ -17,7 +17,7 @@ pytest.importorskip("triton", reason="Triton is not installed, so there is nothi
 import bench_toy
 
 from k3port.backends.portable import launch
-from k3port.errors import K3Error
+from k3port.errors import K3Error, UsageError
 from k3port.oracle.spec import KernelSpec
 from k3port.testing.bench import run as commands
 from k3port.testing.bench import tune, workloads
@@ -167,3 +167,43 @@ def test_a_kernel_that_serves_no_shape_is_an_error() -> None:
     with pytest.raises(K3Error, match="no shape to tune on sm_90") as caught:
         commands.bench_tune([limited], [limited], quick=True)
     assert caught.value.exit_code == 3
+
+
+@pytest.mark.usefixtures("commands_here")
+def test_everything_that_needs_no_device_is_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(*_: Any) -> commands.Device:
+        raise AssertionError("the ceilings were measured first")
+
+    monkeypatch.setattr(commands, "prepare", measured)
+    other = dataclasses.replace(TOY, name="toy.sample", op="sample")
+    with pytest.raises(UsageError, match=r"nothing to measure for toy\.sample"):
+        commands.bench_tune([TOY, other], [TOY, other])
+    with pytest.raises(UsageError, match=r"toy\.norm does not do kda"):
+        commands.bench_tune([TOY], [TOY], ["kda"])
+
+
+@pytest.mark.usefixtures("commands_here")
+def test_what_was_found_before_a_failure_is_handed_over() -> None:
+    wrong = dataclasses.replace(TOY, name="toy.wrong", load="bench_toy:wrong")
+    seen: list[commands.TuneReport] = []
+    with pytest.raises(GateError):
+        commands.bench_tune([TOY, wrong], [TOY, wrong], quick=True, checkpoint=seen.append)
+    assert len(seen) == 2
+    assert [case["kernel"] for case in seen[-1].cases] == ["toy.norm"]
+    assert [entry.config for entry in seen[-1].entries["bench_toy"]] == [{"num_warps": 2}]
+
+
+@pytest.mark.usefixtures("commands_here")
+def test_a_workload_that_was_tuned_in_part_gives_no_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = rms_workload()
+
+    def failing(device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+        raise RuntimeError("an illegal address")
+
+    second = dataclasses.replace(workload.cases[0], name="second", make=failing)
+    monkeypatch.setattr(workloads, "WORKLOADS", (dataclasses.replace(workload, cases=(workload.cases[0], second)),))
+    seen: list[commands.TuneReport] = []
+    with pytest.raises(RuntimeError, match="illegal address"):
+        commands.bench_tune([TOY], [TOY], quick=True, checkpoint=seen.append)
+    (report,) = seen
+    assert len(report.cases) == 1 and not report.entries

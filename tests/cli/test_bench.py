@@ -49,7 +49,9 @@ def test_without_a_gpu_as_json(k3port: Any) -> None:
         (("kernels", "--kernel", "cpu.rms_nrm"), "did you mean cpu.rms_norm?"),
         (("kernels", "--kernel", "cuda.flashinfer_mla_trtllm"), "declared but not built"),
         (("kernels", "--op", "embed"), "nothing to measure for embed"),
-        (("kernels", "--op", "rms_norm", "--kernel", "cpu.linear"), "nothing to measure for rms_norm, cpu.linear"),
+        (("kernels", "--op", "rms_norm", "--kernel", "cpu.linear"), "cpu.linear does not do rms_norm"),
+        (("kernels", "--kernel", "rms_norm"), "did you mean portable.rms_norm?"),
+        (("tune", "rms_norm"), "did you mean portable.rms_norm?"),
         (("tune",), "missing argument"),
         (("tune", "portable.none"), "no kernel 'portable.none'"),
         (("tun", "x"), "did you mean k3port bench tune?"),
@@ -176,3 +178,69 @@ def test_a_kernel_without_candidates_cannot_be_tuned(k3port: Any, toy: Path, mon
     result = k3port("bench", "tune", "toy.norm")
     assert result.code == ExitCode.FAILED
     assert "toy.norm has nothing to tune" in result.err
+
+
+def with_failing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel more in the registry, which is wrong as it is."""
+    toy = KernelSpec("toy.norm", "rms_norm", "bench_toy:toy", "for tests")
+    wrong = KernelSpec("toy.wrong", "rms_norm", "bench_toy:wrong", "for tests")
+    monkeypatch.setattr(bench, "default_registry", lambda: Registry((toy, wrong), (), ()))
+
+
+def test_a_kernel_that_fails_takes_no_results_along(k3port: Any, toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_failing(monkeypatch)
+    asked = ("bench", "tune", "toy.norm", "toy.wrong", "--quick", "--quiet", "--save")
+    result = k3port(*asked)
+    assert result.code != 0 and "toy.wrong" in result.err.splitlines()[0]
+    assert result.out.splitlines()[1].endswith("{'num_warps': 2}")
+    assert json.loads(toy.read_text())["entries"][0]["config"] == {"num_warps": 2}
+    document = json.loads(k3port(*asked, "--json").out)
+    assert document["entries"]["bench_toy"][0]["config"] == {"num_warps": 2} and document["saved"] == [str(toy)]
+    assert document["error"]["exit_code"] == result.code and "toy.wrong" in document["error"]["message"]
+
+
+def test_a_first_kernel_that_fails_is_an_error_alone(k3port: Any, toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_failing(monkeypatch)
+    result = k3port("bench", "tune", "toy.wrong", "toy.norm", "--quick", "--json")
+    assert list(json.loads(result.out)) == ["error"]
+
+
+def test_an_interrupt_keeps_what_is_saved(k3port: Any, toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from k3port.testing.bench import tune
+
+    with_failing(monkeypatch)
+    real = tune.tune_case
+
+    def stopped(bench: Any, spec: KernelSpec, *rest: Any) -> Any:
+        if spec.name == "toy.wrong":
+            raise KeyboardInterrupt
+        return real(bench, spec, *rest)
+
+    monkeypatch.setattr(tune, "tune_case", stopped)
+    asked = ("bench", "tune", "toy.norm", "toy.wrong", "--quick", "--save")
+    result = k3port(*asked)
+    assert result.code == ExitCode.INTERRUPTED
+    assert result.out.splitlines()[1].endswith("{'num_warps': 2}")
+    assert list(json.loads(k3port(*asked, "--json").out)) == ["error"]
+    assert json.loads(toy.read_text())["entries"][0]["config"] == {"num_warps": 2}
+
+
+@no_gpu
+@pytest.mark.parametrize(
+    ("args", "message", "hint"),
+    [
+        (("portable.kda_commit",), "nothing to measure for portable.kda_commit", "ops with shapes to measure: "),
+        (("portable.rms_norm", "--op", "kda"), "portable.rms_norm does not do kda", "--op rms_norm, or no --op"),
+        (
+            ("portable.rms_norm", "portable.kda_prefill"),
+            "portable.kda_prefill has nothing to tune",
+            "what it calls is tuned by: k3port bench tune portable.gated_norm portable.kda_core_chunk portable.short_conv",
+        ),
+        (("portable.linear",), "portable.linear has nothing to tune", "needs CANDIDATES"),
+    ],
+)
+def test_what_needs_no_gpu_is_told_without_one(k3port: Any, args: tuple[str, ...], message: str, hint: str) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed, so there is nothing to tune")
+    result = k3port("bench", "tune", *args)
+    assert result.code in (ExitCode.USAGE, ExitCode.FAILED)
+    assert f"error: {message}" in result.err and hint in result.err

@@ -108,6 +108,70 @@ def test_explain_as_json(k3port: Any, k3: Path) -> None:
     assert "--tp 8" in next(c for c in decode["candidates"] if c["name"] == "cuda.flashinfer_kda_decode")["detail"]
 
 
+def test_a_kernel_that_runs_now_is_not_called_outranked(k3port: Any) -> None:
+    """What would come first, were it built, is told beside it."""
+    out = k3port("kernels", "explain", "rms_norm", "--platform", "h200").out
+    assert "  runs now (all tokens): portable.rms_norm: " in out
+    assert "  portable.rms_norm: runs now; would be OUTRANKED by cuda.flashinfer_rms_norm (not built)\n" in out
+    asked = ("kernels", "explain", "rms_norm", "--platform", "h200", "--allow-reference")
+    assert "  reference.rms_norm: OUTRANKED portable.rms_norm comes first\n" in k3port(*asked).out
+    (trace,) = json.loads(k3port(*asked, "--json").out)["traces"]
+    found = {c["name"]: c for c in trace["candidates"]}["portable.rms_norm"]
+    assert (found["runs_now"], found["would_run"], found["code"]) == ([[1, None]], [], "")
+    assert found["would_be"] == "OUTRANKED by cuda.flashinfer_rms_norm (not built)"
+
+
+def test_no_platform_says_two_things_of_one_kernel(k3port: Any, k3: Path) -> None:
+    """Neither of a kernel that runs that it is refused, nor of one that does not run that it fits."""
+    for op in ("rms_norm", "kda", "kda_core", "short_conv", "gated_norm", "moe", "all_reduce", "linear", "mla_append"):
+        for platform in ("h200", "b200", "mi355", "cpu"):
+            asked = ("kernels", "explain", op, "--model", k3, "--platform", platform, "--tp", "8", "--json")
+            for trace in json.loads(k3port(*asked).out)["traces"]:
+                running = {answer["kernel"] for answer in trace["runs_now"]} - {""}
+                fitting = {c["name"] for c in trace["candidates"] if not c["code"]}
+                assert fitting == running, (op, platform)
+
+
+def test_candidates_of_a_covered_op_are_covered(k3port: Any) -> None:
+    out = k3port("kernels", "explain", "kda_core", "--platform", "h200").out
+    for name, cover in (
+        ("portable.kda_core_chunk", "portable.kda_prefill"),
+        ("portable.kda_core_step", "portable.kda_decode_fused"),
+        ("reference.kda_core", "portable.kda_decode_fused"),
+    ):
+        assert f"\n  {name}: COVERED by {cover}\n" in out
+    assert ": fits" not in out and "--allow-reference" not in out
+    for op in ("gated_norm", "short_conv"):
+        out = k3port("kernels", "explain", op, "--platform", "h200").out
+        assert f"\n  portable.{op}: COVERED by portable.kda_" in out and "--allow-reference" not in out
+
+
+def test_a_reference_that_leave_would_not_select_gets_the_hint_of_a_pin(k3port: Any) -> None:
+    asked = ("kernels", "explain", "rms_norm", "--platform", "h200")
+    out = k3port(*asked).out
+    assert re.search(
+        r"^  reference\.rms_norm: REFERENCE .*\n    hint: --kernel rms_norm=reference\.rms_norm$", out, re.M
+    )
+    pinned = k3port(*asked, "--kernel", "rms_norm=reference.rms_norm").out
+    assert "  reference.rms_norm: runs now\n" in pinned and "REFERENCE" not in pinned
+
+
+def test_what_only_verification_uses_is_asked_with_drafts(k3port: Any) -> None:
+    asked = ("kernels", "explain", "kda_commit", "--platform", "h200")
+    result = k3port(*asked)
+    assert result.code == ExitCode.USAGE
+    assert "error: k3-nano uses kda_commit only where drafts are verified\nhint: --draft-tokens N" in result.err
+    assert "  portable.kda_commit: runs now\n" in k3port(*asked, "--draft-tokens", "3").out
+
+
+def test_more_drafts_than_a_record_holds(k3port: Any) -> None:
+    asked = ("kernels", "explain", "kda@decode", "--platform", "h200", "--draft-tokens")
+    out = k3port(*asked, "9").out
+    refused = "portable.kda_decode_fused: AXIS records 8 tokens per request, asked for 10"
+    assert f"  {refused}\n    hint: --draft-tokens 7 or fewer\n" in out
+    assert "  portable.kda_decode_fused: runs now" in k3port(*asked, "7").out
+
+
 def test_explain_without_a_plan_still_shows_candidates(k3port: Any, k3: Path) -> None:
     pin = ("--kernel", "mla_attend@decode=cuda.flashinfer_mla_trtllm")
     result = k3port("kernels", "explain", "mla_attend@decode", "--model", k3, "--platform", "h200", *pin)

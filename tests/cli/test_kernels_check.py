@@ -137,13 +137,42 @@ def test_a_record_that_admits_nothing(k3port: Any, monkeypatch: pytest.MonkeyPat
     assert "its record admits no sample of the contract here: nothing was run" in result.err
 
 
-def test_a_kernel_that_nothing_can_be_run_of_is_not_ok(k3port: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["portable.linear", "portable.vision_patch"])
+def test_a_kernel_whose_gpu_is_elsewhere_is_neither_wrong_nor_ok(
+    k3port: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    result = k3port("kernels", "check", name)
+    assert result.code == ExitCode.UNSUPPORTED
+    assert result.out.startswith(f"## {name}: not run here: needs a GPU of NVIDIA or AMD\n")
+    assert "fault" not in result.out and "promises" not in result.err
+    assert f"error: kernel {name} was not run: it needs a GPU of NVIDIA or AMD\nhint: " in result.err
+    assert f"- the contract suite: {name} needs a GPU of NVIDIA or AMD" in result.out
+    document = json.loads(k3port("kernels", "check", name, "--json").out)
+    assert (document["ok"], document["faults"], document["exit_code"]) == (False, [], ExitCode.UNSUPPORTED)
+    assert document["needs"] == "a GPU of NVIDIA or AMD"
+
+
+def test_a_gpu_that_no_platform_describes(k3port: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "Riva 128")
+    monkeypatch.setattr("k3port.testing.check._profile_here", lambda: None)
     result = k3port("kernels", "check", "portable.linear")
+    assert result.code == ExitCode.UNSUPPORTED
+    assert "it needs a GPU of NVIDIA or AMD that some platform describes, and none describes Riva 128" in result.err
+
+
+@NEEDS_TRITON
+def test_a_contract_that_could_not_be_run_blames_no_machine(k3port: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("k3port.testing.check._interpret", broken)
+    result = k3port("kernels", "check", "portable.rms_norm", "--isa", "none", "--target", "none", "--json")
     assert result.code == ExitCode.FAILED
-    assert "## portable.linear: 1 fault\n" in result.out
-    assert "this machine has no GPU that it is for: nothing was run" in result.err
-    assert "- the contract suite: portable.linear needs a GPU of NVIDIA or AMD" in result.out
+    faults = json.loads(result.out)["faults"]
+    assert faults == ["Triton's interpreter: could not be done: RuntimeError: no memory"]
 
 
 def test_what_does_not_compile_fails_and_wrong_numbers_come_first() -> None:
@@ -181,6 +210,57 @@ def test_a_triton_kernel_in_the_interpreter(k3port: Any) -> None:
     assert run["ran"] > 10 and document["versions"]["Triton"]
     assert "NVIDIA hardware" in document["not_run"] and "AMD hardware" in document["not_run"]
     assert "emulation of gfx942, gfx950" in document["not_run"]
+    # There is one dtype, which got everything.
+    assert not [sentence for sentence in document["not_run"] if sentence.startswith("in the interpreter, ")]
+    rows = "in the interpreter: unaligned rows; adversarial samples in other memory orders"
+    assert rows in document["not_run"]
+    assert "unaligned" not in {case["variant"] for case in run["cases"]}
+
+
+@NEEDS_TRITON
+def test_what_the_interpreter_leaves_open_is_said(k3port: Any) -> None:
+    """Only the first dtype that the record admits gets the memory orders."""
+    asked = ("--isa", "none", "--target", "none", "--json")
+    document = json.loads(k3port("kernels", "check", "portable.rms_norm", *asked).out)
+    (run,) = document["contract"]
+    orders: dict[str, set[str]] = {}
+    for case in run["cases"]:
+        if case["report"] is not None:
+            orders.setdefault(case["dtype"], set()).add(case["variant"])
+    assert {"strided", "permuted"} <= orders["float32"]
+    assert orders["bfloat16"] == orders["float16"] == {"plain"}
+    assert "in the interpreter, bfloat16/float16: other memory orders" in document["not_run"]
+
+
+def interpreted(name: str, *dtypes: str, asked: tuple[str, ...] = ()) -> list[str]:
+    """What is left open where the interpreter ran a kernel in some dtypes: the sentences about the interpreter."""
+    from k3port.testing.check import SuiteRun
+    from k3port.testing.left_open import INTERPRETER, not_run
+
+    report: Any = SimpleNamespace(ran=[SimpleNamespace(dtype=dtype) for dtype in dtypes])
+    spec = make_registry(entry_points=False).kernel(name)
+    found, on_gpu = (
+        not_run(spec, (SuiteRun(where, "h200", report, 0.0),), (), (), (), 0, asked)
+        for where in (INTERPRETER, "GPU, a test")
+    )
+    assert "interpreter" not in " ".join(on_gpu)
+    return [text for text in found if text.startswith("in the interpreter")]
+
+
+@NEEDS_TRITON
+def test_what_an_op_does_not_have_is_not_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    from k3port.testing import interpreter
+
+    three = ("float32", "bfloat16", "float16")
+    rows = "in the interpreter: unaligned rows; adversarial samples in other memory orders"
+    both = "in the interpreter, bfloat16/float16: other memory orders, invariants"
+    assert interpreted("portable.kda_core_step", *three) == [both, rows]
+    assert interpreted("portable.kda_core_step", "bfloat16", asked=("bfloat16",)) == [rows]
+    # All that ran is no first dtype: that one was refused.
+    assert interpreted("portable.kda_core_step", "bfloat16", "float16") == [both, rows]
+    assert interpreted("portable.sample", *three) == ["in the interpreter, bfloat16/float16: invariants"]
+    monkeypatch.setattr(interpreter, "MAX_ELEMENTS", 3000)
+    assert interpreted("portable.rms_norm", *three)[-1] == "in the interpreter, for their size: 'rows', 'wide'"
 
 
 @pytest.mark.parametrize(

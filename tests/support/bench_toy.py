@@ -31,3 +31,8 @@ def toy(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         raise RuntimeError("out of resource: shared memory")
     time.sleep(SLEEP.get(warps, 0))
     return right(x, weight, eps) * (2 if warps == 8 else 1)
+
+
+def wrong(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Twice the RMSNorm, whatever the configuration."""
+    return toy(x, weight, eps) * 2

@@ -18,7 +18,7 @@ def _linkable(query: OpQuery, target: Target) -> str | None:
     del query
     if target.device.arch != "gfx1250" or newer_than(target, "triton", "3.7"):
         return None
-    return "on gfx1250 it needs Triton 3.7 or newer: code with so many arguments from 3.6 cannot be linked"
+    return "on gfx1250 it needs Triton 3.7 or newer (pip install 'triton>=3.7'): what 3.6 compiles cannot be linked"
 
 
 def _with_state(suffix: str, state: str) -> tuple[KernelSpec, ...]:
@@ -28,7 +28,11 @@ def _with_state(suffix: str, state: str) -> tuple[KernelSpec, ...]:
     # float16 cannot hold the factors of the chunked form.
     chunked: Requires = triton_requires(dtypes=("bfloat16", "float32"), state_dtypes=(state,), axes=_DIMS)
     fla: Requires = triton_requires(dtypes=("bfloat16", "float16"), state_dtypes=(state,), packages=_FLA)
-    kept = "sums in float32" if state == "float32" else "computes in float32 and rounds the state it keeps to bfloat16"
+    kept = (
+        "sums in float32"
+        if state == "float32"
+        else "computes in float32 and rounds the state it keeps to bfloat16, in a long prompt after each slab"
+    )
     return (
         triton_kernel(
             f"kda_core_chunk{suffix}",

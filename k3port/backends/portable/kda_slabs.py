@@ -26,13 +26,14 @@ def scratch_bytes(config: Config, chunks: int, heads: int, key_dim: int, value_d
 
 
 def prefill_workspace(query: OpQuery) -> int:
-    """Scratch memory of a step, for the configuration of any GPU that takes most."""
+    """Most scratch memory of a step with up to the query's tokens and ``B`` requests, for any GPU's configuration."""
     axes, item = query.axes, ITEM_BYTES.get(query.dtype, 4)
-    tokens = step_tokens(query)
+    heads, key_dim, value_dim = (axes.get(name, 1) for name in ("H", "K", "V"))
     most = 0
     for entry in entries("kda_chunk"):
-        # Every request starts a chunk of its own.
-        chunks = (tokens >> entry.config["bits"]) + 1
-        heads, key_dim, value_dim = (axes.get(name, 1) for name in ("H", "K", "V"))
-        most = max(most, scratch_bytes(entry.config, chunks, heads, key_dim, value_dim, item))
+        # Every request starts a chunk of its own. Fewer chunks can take more memory: two larger slabs.
+        chunks = (step_tokens(query) >> entry.config["bits"]) + axes.get("B", 1)
+        sizes = range(max(1, chunks - 2 * entry.config["slab_chunks"]), chunks + 1)
+        needed = (scratch_bytes(entry.config, n, heads, key_dim, value_dim, item) for n in sizes)
+        most = max(most, *needed)
     return most

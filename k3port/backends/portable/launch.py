@@ -163,9 +163,13 @@ def _kind(x: Any) -> Any:
         return x if x == 1 else (x & 15 == 0, -(1 << 31) <= x < 1 << 31, x < 1 << 63)
     if x is None or kind is float or kind is bool:
         return kind
-    if _pointer_ranges():
-        return x.dtype, x.data_ptr() & 15 == 0, x.untyped_storage().size() < 1 << 31
-    return x.dtype, x.data_ptr() & 15
+    try:
+        if _pointer_ranges():
+            return x.dtype, x.data_ptr() & 15 == 0, x.untyped_storage().size() < 1 << 31
+        return x.dtype, x.data_ptr() & 15
+    except AttributeError:
+        # A number of another library: its own value is the finest key.
+        return kind, x
 
 
 @functools.cache

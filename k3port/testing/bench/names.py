@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from k3port.errors import UsageError
 from k3port.ops.catalog import OPS
 from k3port.oracle.spec import KernelSpec
+from k3port.testing.subject import is_triton
 
 
 def check_ops(ops: Iterable[str]) -> None:
@@ -30,7 +31,7 @@ def find_kernels(names: Sequence[str], kernels: Iterable[KernelSpec]) -> list[Ke
     found = []
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+            near = _of_no_backend(name, known.values()) or difflib.get_close_matches(name, known, n=1)
             raise UsageError(
                 f"no kernel {name!r}", hint=f"did you mean {near[0]}?" if near else "k3port kernels list shows all"
             )
@@ -41,3 +42,9 @@ def find_kernels(names: Sequence[str], kernels: Iterable[KernelSpec]) -> list[Ke
             )
         found.append(known[name])
     return found
+
+
+def _of_no_backend(name: str, kernels: Iterable[KernelSpec]) -> list[str]:
+    """Built kernels with a name that lacks its backend; first those in Triton, which can be measured and tuned."""
+    found = [spec for spec in kernels if spec.is_built and spec.name.partition(".")[2] == name]
+    return [spec.name for spec in sorted(found, key=lambda spec: not is_triton(spec))]

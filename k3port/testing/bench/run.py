@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import importlib.util
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +89,12 @@ def chosen_workloads(ops: Sequence[str], kernels: Sequence[KernelSpec]) -> list[
 
     found = [workload for workload in workloads.WORKLOADS if wanted(workload)]
     if not found:
+        if ops and kernels and not any(k.op in ops for k in kernels):
+            theirs = ", ".join(dict.fromkeys(k.op for k in kernels))
+            raise UsageError(
+                f"{', '.join(k.name for k in kernels)} does not do {', '.join(ops)}",
+                hint=f"--op {theirs}, or no --op" if len(kernels) == 1 else f"their ops: {theirs}",
+            )
         known = ", ".join(dict.fromkeys(workload.op for workload in workloads.WORKLOADS))
         asked = ", ".join((*ops, *(k.name for k in kernels)))
         raise UsageError(f"nothing to measure for {asked}", hint=f"ops with shapes to measure: {known}")
@@ -162,53 +170,87 @@ def bench_tune(
     quick: bool = False,
     jobs: int = 1,
     progress: Progress = lambda text: None,
+    checkpoint: Callable[[TuneReport], None] = lambda report: None,
 ) -> TuneReport:
     """Tunes the named kernels on every case of their workloads.
 
     Args:
         jobs: processes that compile configurations before they are tried.
+        checkpoint: gets what there is after each kernel, and when one fails: hours of tuning are not lost with it.
 
     Raises:
         NoDeviceError: there is no GPU.
+        UsageError: a kernel has no shape to measure.
         K3Error: a kernel has no candidates, does not serve any case, or is wrong as it is.
     """
     if importlib.util.find_spec("triton") is None:
         raise K3Error("Triton is not installed: there is nothing to tune", hint="pip install triton")
     from k3port.testing.bench.compile_ahead import CompileAhead
-    from k3port.testing.bench.tune import Spills, entries_of, grids, tune_case
+    from k3port.testing.bench.tune import CaseResult, Spills, entries_of, tune_case
 
-    for spec in named:
-        grids(spec)
+    # Whatever needs no device, before the first minutes are spent on one.
+    plans = [(spec, _candidates_of(spec, kernels), chosen_workloads(ops, [spec])) for spec in named]
     settings = QUICK if quick else Settings()
     device = prepare(settings, progress)
     machine = device.machine
     entries: dict[str, list[NewEntry]] = {}
     cases: list[dict[str, Any]] = []
     with CompileAhead(jobs, device.clock.device) as ahead:
-        for spec in named:
+        for spec, grid_names, chosen in plans:
             spills: Spills = {}
+            tuned: set[str] = set()
             bench = make_bench(device, kernels, settings, progress, [spec.name], peers=False)
-            for workload in chosen_workloads(ops, [spec]):
-                results = [
-                    result
-                    for case in workload.cases
-                    if case.quick or not quick
-                    for result in tune_case(bench, spec, workload, case, spills, ahead)
-                ]
-                for name, new in entries_of(results).items():
-                    entries.setdefault(name, []).extend(new)
-                cases += [{"kernel": spec.name, "slot": workload.slot, **dataclasses.asdict(r)} for r in results]
-            tuned = {case["name"] for case in cases if case["kernel"] == spec.name}
+            try:
+                for workload in chosen:
+                    results: list[CaseResult] = []
+                    for case in workload.cases:
+                        if case.quick or not quick:
+                            found = tune_case(bench, spec, workload, case, spills, ahead)
+                            results += found
+                            tuned.update(result.name for result in found)
+                            cases += [
+                                {"kernel": spec.name, "slot": workload.slot, **dataclasses.asdict(r)} for r in found
+                            ]
+                    # Of all its sizes or none: an entry reaches to the middle between a size and the next one.
+                    for name, new in entries_of(results).items():
+                        entries.setdefault(name, []).extend(new)
+            finally:
+                checkpoint(TuneReport(machine, dict(entries), list(cases)))
             if not tuned:
                 raise Unserved(
                     f"{spec.name}: no shape to tune on {machine.arch}", hint="k3port kernels explain says why"
                 )
-            if lost := set(grids(spec)) - {""} - tuned:
+            if lost := grid_names - {""} - tuned:
                 raise K3Error(
                     f"{spec.name}: CANDIDATES names {', '.join(sorted(lost))}, which no call looks up",
                     hint=f"configurations that were looked up: {', '.join(sorted(tuned))}",
                 )
     return TuneReport(machine, entries, cases)
+
+
+def _candidates_of(spec: KernelSpec, kernels: Sequence[KernelSpec]) -> set[str]:
+    """Names of the configurations that a kernel's ``CANDIDATES`` are for, as ``grids`` gives them.
+
+    Raises:
+        K3Error: it has none. The hint names kernels with candidates whose functions it calls, where there are any.
+    """
+    from k3port.testing.bench.tune import grids
+
+    try:
+        return set(grids(spec))
+    except K3Error as exc:
+        home = spec.load.partition(":")[0]
+        module = importlib.import_module(home)
+        used = {getattr(value, "__module__", "") for value in vars(module).values() if callable(value)} - {home}
+        through: dict[str, str] = {}
+        for other in kernels:
+            place = other.load.partition(":")[0]
+            if place in used and hasattr(sys.modules.get(place), "CANDIDATES"):
+                through.setdefault(place, other.name)
+        if through and not hasattr(module, "CANDIDATES"):
+            names = " ".join(sorted(through.values()))
+            raise K3Error(exc.message, hint=f"what it calls is tuned by: k3port bench tune {names}") from None
+        raise
 
 
 class Unserved(K3Error):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from k3port.backends.portable.kernels.lib import rounded
+
 
 @triton.jit
 def _add(a0, a1, a2, b0, b1, b2):  # type: ignore[no-untyped-def]
@@ -14,7 +16,7 @@ def _add(a0, a1, a2, b0, b1, b2):  # type: ignore[no-untyped-def]
 @triton.jit
 def unit(x):  # type: ignore[no-untyped-def]
     """``x / sqrt(sum(x²) + 1e-6)``."""
-    return x * tl.rsqrt(tl.sum(x * x, axis=0) + 1e-6)
+    return x * tl.rsqrt(tl.sum(rounded(x * x), axis=0) + 1e-6)
 
 
 @triton.jit
@@ -23,7 +25,7 @@ def unit_pair(q, k):  # type: ignore[no-untyped-def]
 
     One reduction for three sums: across warps each costs two barriers.
     """
-    qq, kk, kq = tl.reduce((q * q, k * k, k * q), 0, _add)
+    qq, kk, kq = tl.reduce((rounded(q * q), rounded(k * k), rounded(k * q)), 0, _add)
     q_scale = tl.rsqrt(qq + 1e-6)
     k_scale = tl.rsqrt(kk + 1e-6)
     return q * q_scale, k * k_scale, kq * (q_scale * k_scale)

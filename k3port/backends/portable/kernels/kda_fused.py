@@ -15,7 +15,7 @@ import triton.language as tl
 from k3port.backends.portable.kernels.delta import delta_step, unit_pair
 from k3port.backends.portable.kernels.kda_intra import BOUNDED, SOFTPLUS, log_decay
 from k3port.backends.portable.kernels.kda_verify import kda_verify
-from k3port.backends.portable.kernels.lib import LOG2E, cast, exp2, gated, sigmoid
+from k3port.backends.portable.kernels.lib import LOG2E, cast, exp2, gated, rounded, sigmoid
 from k3port.backends.portable.launch import Config, ceil_div, launch, power_of_2, tuned
 from k3port.ops.kda_state import KdaParams, KdaState
 from k3port.ops.segment import Segment
@@ -185,7 +185,7 @@ def kda_fused_kernel(  # type: ignore[no-untyped-def]
         tl.store(tail + (W - 3) * (3 * P) + each, older, mask=each_live)
     if W > 3:
         tl.store(tail + (W - 4) * (3 * P) + each, oldest, mask=each_live)
-    o *= tl.rsqrt(tl.sum(o * o, axis=0) / D + eps) * weight
+    o *= tl.rsqrt(tl.sum(rounded(o * o), axis=0) / D + eps) * weight
     tl.store(out + c, cast(gated(o, gate), out_ptr.dtype.element_ty), mask=live)
 
 
@@ -226,7 +226,8 @@ def kda_decode(
         state.conv,
         state.recurrent,
         state.arrivals if split > 1 else None,
-        torch.empty_like(out, dtype=torch.float32) if split * passes > 1 else None,
+        # Where one tile is a whole head, nothing goes through memory.
+        torch.empty_like(out, dtype=torch.float32) if split * passes > 1 else out,
         out,
         segment.slots,
         qkv.stride(0),
@@ -251,5 +252,6 @@ def _tiles(config: Config, dim: int, shared: bool) -> tuple[int, int]:
     """Rows of a tile of the state, and how many tiles one program does one after the other: all, unless programs may
     share a head."""
     rows = power_of_2(dim)
-    block_v = min(config["block_v"], rows)
+    # One wave stores the values of a tile: on AMD a barrier does not wait for the stores of the others.
+    block_v = min(config["block_v"], rows, 32)
     return block_v, min(config["passes"], rows // block_v) if shared else rows // block_v

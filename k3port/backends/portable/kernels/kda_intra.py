@@ -64,7 +64,12 @@ def chunk_span(cu_ptr, slot_ptr, num_requests, chunk, C: tl.constexpr):  # type:
 def log_decay(raw, mask, bias, a, bound, GATE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Base-2 log decay of raw gates; zero where a token is padding, which then decays nothing."""
     z = raw + bias
-    g = bound * sigmoid(a * z) if GATE == _BOUNDED else -a * softplus(z)
+    if GATE == _BOUNDED:
+        g = bound * sigmoid(a * z)
+    else:
+        # e^-50 leaves nothing of a float32 state; running sums of more would lose the bits of the tokens after it.
+        g = -a * softplus(z)
+        g = tl.where(g < -50.0, -50.0, g)
     return tl.where(mask, g, 0.0) * LOG2E
 
 

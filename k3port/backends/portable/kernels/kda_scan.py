@@ -2,8 +2,9 @@
 
     D = U - W S^T,  O = (q exp G) S^T + QK D,  S <- S exp(G_n) + D^T (k exp(G_n - G))
 
-The state stays in float32 registers; its copy for the products has the activation dtype. Where the segment asks for it,
-the state at the end of a chunk is also written to the slot of a snapshot, which no request of the step uses.
+The state stays in float32 registers for the chunks of a slab and lies in memory, in its own dtype, between slabs; its
+copy for the products has the activation dtype. Where the segment asks for it, the state at the end of a chunk is also
+written to the slot of a snapshot, which no request of the step uses.
 """
 
 from __future__ import annotations

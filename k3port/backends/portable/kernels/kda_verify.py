@@ -13,7 +13,7 @@ import triton.language as tl
 
 from k3port.backends.portable.kernels.delta import delta_step, unit_pair
 from k3port.backends.portable.kernels.kda_intra import BOUNDED, SOFTPLUS, log_decay
-from k3port.backends.portable.kernels.lib import LN2, LOG2E, cast, exp2, sigmoid
+from k3port.backends.portable.kernels.lib import LN2, LOG2E, cast, exp2, rounded, sigmoid
 from k3port.backends.portable.launch import ceil_div, launch, power_of_2, tuned
 from k3port.ops.kda_state import KdaParams, KdaState, required_record
 from k3port.ops.segment import Segment
@@ -47,7 +47,7 @@ def convolved(window, taps, W: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def norm_gated(o, gate, weight, eps, D: tl.constexpr):  # type: ignore[no-untyped-def]
-    return o * tl.rsqrt(tl.sum(o * o, axis=0) / D + eps) * weight * sigmoid(gate)
+    return o * tl.rsqrt(tl.sum(rounded(o * o), axis=0) / D + eps) * weight * sigmoid(gate)
 
 
 @triton.jit
@@ -182,7 +182,8 @@ def kda_verify(
     config = dict(tuned("kda_verify", N=requests * heads))
     block = power_of_2(dim)
     block_v = config.pop("block_v")
-    block_v = min(block_v, block) if state.arrivals is not None else block
+    # One wave stores the values of a tile: on AMD a barrier does not wait for the stores of the others.
+    block_v = min(block_v, block, 32) if state.arrivals is not None else block
     qkv, gate_raw, beta_logit, out_gate = (
         x if x.stride(1) == 1 else x.contiguous() for x in (qkv, gate_raw, beta_logit, out_gate)
     )

@@ -40,6 +40,16 @@ def dot(a, b, acc=None, precision: tl.constexpr = IEEE):  # type: ignore[no-unty
 
 
 @triton.jit
+def rounded(x):  # type: ignore[no-untyped-def]
+    """``x`` itself, as a number of its own: a product is not fused into the sum that follows.
+
+    In a sum across lanes each of two lanes would fuse its own product and get other last bits than its neighbour, where
+    both are to hold the same sum.
+    """
+    return tl.where(x < 0.0, x, tl.abs(x))
+
+
+@triton.jit
 def exp2(x):  # type: ignore[no-untyped-def]
     """float32 ``2^x``; results below the smallest normal number may become zero.
 

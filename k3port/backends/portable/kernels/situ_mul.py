@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -63,6 +65,8 @@ def situ_mul(gate_up: torch.Tensor, beta: float | None, linear_beta: float | Non
     if y.numel():
         config = tuned("situ_mul", I=width)
         cap, linear_cap = (1.0 if limit is None else float(limit) for limit in (beta, linear_beta))
+        if not (1e-37 < cap < math.inf and 1e-37 < linear_cap < math.inf):
+            raise ValueError(f"situ_mul needs finite caps above 1e-37, got beta {beta} and linear_beta {linear_beta}")
         launch(
             situ_mul_kernel,
             (ceil_div(num_rows, config["ROWS"]), ceil_div(width, config["BLOCK"]), 1),
