@@ -140,11 +140,16 @@ def _jobs(
 
 
 def _configurations(recording: Recording) -> Iterator[tuple[str, tuple[str, Config]]]:
-    """Every tuned entry that fits the architecture and the axes that a launch asked with."""
+    """Every tuned entry that fits the architecture and the axes that a launch asked with, down to the first one for all
+    axes: what stands behind it, this architecture never gets."""
     seen = set()
     for tuned in recording.tuned:
         for entry in entries(tuned.name):
+            if not entry.fits(recording.arch, dict(tuned.axes)):
+                continue
             label = f"{tuned.name}: {' '.join(f'{name}={value}' for name, value in entry.config.items())}"
-            if label not in seen and entry.fits(recording.arch, dict(tuned.axes)):
+            if label not in seen:
                 seen.add(label)
                 yield label, (tuned.name, entry.config)
+            if not entry.when:
+                break
