@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k3port.backends.portable.launch import Entry
+from k3port.backends.portable.tuning import Entry
 from k3port.errors import K3Error
 from k3port.testing.bench.config_file import (
     NewEntry,

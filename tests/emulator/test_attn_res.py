@@ -11,7 +11,8 @@ pytest.importorskip("triton", reason="Triton is not installed, so there is no ma
 import torch
 
 from k3port.backends.portable.kernels.attn_res import attn_res
-from k3port.backends.portable.launch import Config, entries, force_config, pretend_arch
+from k3port.backends.portable.launch import force_config, pretend_arch
+from k3port.backends.portable.tuning import Config, entries
 from k3port.ops.residual import ATTN_RES
 from k3port.testing.amd_isa import emulate
 

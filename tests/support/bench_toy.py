@@ -7,7 +7,8 @@ import time
 import torch
 from bench_parts import right
 
-from k3port.backends.portable.launch import Entry, tuned
+from k3port.backends.portable.launch import tuned
+from k3port.backends.portable.tuning import Entry
 
 SLEEP = {1: 3e-3, 2: 1e-3, 4: 2e-3}
 CANDIDATES = {"num_warps": (1, 2, 4, 8, 16)}

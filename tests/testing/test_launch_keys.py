@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import triton
+import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton.compiler import make_backend
@@ -87,3 +89,67 @@ def test_a_recorded_launch_is_never_taken_from_the_cache() -> None:
 def test_powers_of_two(n: int, power: int) -> None:
     assert launch.power_of_2(n) == power
     assert launch.ceil_div(n, 2) == (n + 1) // 2
+
+
+class Compiled:
+    """Stands for Triton's compiled kernel: remembers the arguments of its launches."""
+
+    def __init__(self, constants: dict[str, Any]) -> None:
+        self.constants, self.calls = constants, list[Any]()
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Any:
+        return lambda *args, stream: self.calls.append((grid, args, stream))
+
+
+@triton.jit
+def tiled(x, n, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    pass
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Compiled]:
+    """What was compiled, in order, on a machine that only pretends to compile and to launch."""
+    found: list[Compiled] = []
+
+    def run(self: Any, *args: Any, grid: Any, warmup: bool, **constants: Any) -> Compiled:
+        found.append(Compiled(constants))
+        return found[-1]
+
+    driver = SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda device: "stream")
+    monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=driver))
+    monkeypatch.setattr(type(tiled), "run", run)
+    monkeypatch.setattr(launch, "CompiledKernel", Compiled)
+    monkeypatch.setattr(launch, "_pointer_ranges", lambda: False)
+    monkeypatch.setattr(launch, "_compiled", {})
+    return found
+
+
+def test_a_repeated_launch_goes_to_the_compiled_kernel(compiled: list[Compiled]) -> None:
+    x, y = torch.zeros(64), torch.ones(64)
+    launch.launch(tiled, (1, 1, 1), x, 16, ROWS=2, BLOCK=8, num_warps=4)
+    launch.launch(tiled, (3, 2, 1), y, 32, ROWS=2, BLOCK=8, num_warps=4)
+    (kernel,) = compiled
+    # Its arguments are those of the second call, the constants in the function's order, without the options.
+    ((grid, args, stream),) = kernel.calls
+    assert (grid, stream) == ((3, 2, 1), "stream")
+    assert args[0] is y and args[1:] == (32, 2, 8)
+
+
+def test_what_triton_compiles_anew_is_not_shared(compiled: list[Compiled]) -> None:
+    x = torch.zeros(64)
+    calls: list[tuple[tuple[Any, ...], dict[str, int]]] = [
+        ((x, 16), {"ROWS": 2, "BLOCK": 4}),
+        ((x[1:], 16), {"ROWS": 2, "BLOCK": 4}),
+        ((x.bfloat16(), 16), {"ROWS": 2, "BLOCK": 4}),
+        ((x, 17), {"ROWS": 2, "BLOCK": 4}),
+        ((x, 1), {"ROWS": 2, "BLOCK": 4}),
+        ((x, 16), {"ROWS": 4, "BLOCK": 2}),
+        ((x, 16), {"BLOCK": 2, "ROWS": 4, "num_warps": 8}),
+        ((x, 16), {"BLOCK": 2, "ROWS": 4, "num_stages": 8}),
+        # With ROWS and BLOCK the other way round it is another kernel.
+        ((x, 16), {"ROWS": 2, "BLOCK": 4, "num_warps": 8}),
+    ]
+    for args, constants in calls:
+        launch.launch(tiled, (1, 1, 1), *args, **constants)
+    assert [kernel.constants for kernel in compiled] == [constants for _, constants in calls]
+    assert not any(kernel.calls for kernel in compiled)

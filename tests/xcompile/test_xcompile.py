@@ -15,7 +15,7 @@ import triton
 from packaging.version import Version
 
 from k3port.backends.portable import launch
-from k3port.backends.portable.launch import Entry
+from k3port.backends.portable.tuning import Entry
 from k3port.oracle.spec import AxisRule, KernelSpec, Requires
 from k3port.testing.targets import TARGETS
 from k3port.testing.xcompile import (

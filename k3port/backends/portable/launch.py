@@ -12,23 +12,7 @@ import triton
 from triton import knobs
 from triton.compiler import CompiledKernel
 
-from k3port.backends.portable.tuning import Config, Entry, entries
-
-__all__ = [
-    "INTERPRETER",
-    "Config",
-    "Entry",
-    "Lookup",
-    "arch",
-    "ceil_div",
-    "entries",
-    "force_config",
-    "launch",
-    "power_of_2",
-    "pretend_arch",
-    "tuned",
-    "watch_tuned",
-]
+from k3port.backends.portable.tuning import Config, entries
 
 INTERPRETER = "interpreter"
 """Architecture name under Triton's interpreter."""

@@ -15,6 +15,7 @@ import torch
 from k3port.errors import NumericsError
 from k3port.ops.contract import cloned, mutated, relative_rms, resolve_path, upcast
 from k3port.testing.bench.workload import Answer, Args, Op, Workload
+from k3port.testing.contract.reference import as_tuple
 from k3port.testing.harness import PEAK_FACTOR, poisoned_memory, sealed_table
 
 PEER_TOLERANCE = 5e-2
@@ -41,7 +42,7 @@ def answer_of(workload: Workload, args: Args) -> Answer:
     contract = workload.contract
     wide = upcast(args)
     with sealed_table():
-        outputs = _as_tuple(contract.reference(**wide))
+        outputs = as_tuple(contract.reference(**wide))
     return Answer(outputs, mutated(contract, wide))
 
 
@@ -56,7 +57,7 @@ def pass_gate(kernel: str, function: Op, workload: Workload, case: str, args: Ar
     own = cloned(args)
     try:
         with poisoned_memory() as guards:
-            outputs = _as_tuple(function(**own))
+            outputs = as_tuple(function(**own))
         faults += guards.faults()
     except Exception as exc:
         text = str(exc).strip().splitlines()
@@ -93,7 +94,7 @@ def pass_gate(kernel: str, function: Op, workload: Workload, case: str, args: Ar
 def peer_error(call: Callable[[], Any], answer: Answer) -> float:
     """Largest relative RMS error of a peer's results; NaN where there are none of the right size."""
     worst, compared = 0.0, 0
-    for result, wanted in zip(_as_tuple(call()), answer.outputs, strict=False):
+    for result, wanted in zip(as_tuple(call()), answer.outputs, strict=False):
         if not isinstance(result, torch.Tensor) or result.numel() != wanted.numel():
             return float("nan")
         worst = max(worst, relative_rms(result.reshape(wanted.shape), wanted))
@@ -120,7 +121,3 @@ def _error(name: str, value: torch.Tensor, wanted: torch.Tensor, tolerance: floa
         peak = most / largest if largest else most
         faults.append(f"{name}: relative RMS error {relative:.2e}, peak {peak:.2e}; tolerance {tolerance:.0e}")
     return relative
-
-
-def _as_tuple(result: Any) -> tuple[Any, ...]:
-    return () if result is None else tuple(result) if isinstance(result, tuple | list) else (result,)

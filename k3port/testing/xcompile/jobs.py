@@ -9,7 +9,8 @@ from typing import Any
 
 import triton
 
-from k3port.backends.portable.launch import Config, entries, force_config
+from k3port.backends.portable.launch import force_config
+from k3port.backends.portable.tuning import Config, entries
 from k3port.oracle.predicates import reject
 from k3port.oracle.spec import KernelSpec
 from k3port.runtime.binding import load_object
