@@ -92,7 +92,7 @@ def test_the_package_gets_what_it_takes(peer: Peer, monkeypatch: pytest.MonkeyPa
         assert got["q"].shape == (1, 20, 2, 16)
         assert got["cu_seqlens"].tolist() == [0, 10, 20]
     else:
-        assert got["q"].shape == (20, 1, 2, 16)
+        assert got["q"].shape == (2, 10, 2, 16)
     assert torch.equal(got["initial_state"], args["state"][1:])
     assert got["state_v_first"]
     assert got["use_qk_l2norm_in_kernel"]

@@ -194,6 +194,25 @@ def test_what_was_found_before_a_failure_is_handed_over() -> None:
 
 
 @pytest.mark.usefixtures("commands_here")
+def test_a_case_that_another_one_decides_for_is_not_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slower call with the same look-up, whose best configuration is another one, does not count."""
+    workload = rms_workload()
+    (case,) = workload.cases
+
+    def make(device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+        bench_toy.SLEEP.update({1: 4e-3, 2: 8e-3, 4: 6e-3})
+        return case.make(device, generator)
+
+    for tuned, warps, cases in ((True, 1, ["T5", "slower"]), (False, 2, ["T5"])):
+        slower = dataclasses.replace(case, name="slower", make=make, tuned=tuned)
+        monkeypatch.setattr(workloads, "WORKLOADS", (dataclasses.replace(workload, cases=(case, slower)),))
+        monkeypatch.setattr(bench_toy, "SLEEP", {1: 3e-3, 2: 1e-3, 4: 2e-3})
+        report = commands.bench_tune([TOY], [TOY], quick=True)
+        assert [found["case"] for found in report.cases] == cases
+        assert [entry.config for entry in report.entries["bench_toy"]] == [{"num_warps": warps}]
+
+
+@pytest.mark.usefixtures("commands_here")
 def test_a_workload_that_was_tuned_in_part_gives_no_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     workload = rms_workload()
 

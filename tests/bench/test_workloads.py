@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from k3port.testing.bench.workloads import (
     WORKLOADS,
     attn_res,
     kda_block,
+    kda_commit,
     kda_core,
     norms,
     sample,
@@ -29,6 +31,7 @@ SMALL = {
     "kda_core_decode": kda_core.case("decode", 3, 3, 2, dim=16),
     "kda_prefill": kda_block.case("prefill", 2, 40, 1),
     "kda_decode": kda_block.case("decode", 2, 2, 1),
+    "kda_commit": kda_commit.case(2, 3, 4, 2, dim=16),
     "attn_res": attn_res.case(3, 5, dim=64),
     "rms_norm": norms.rms_case(3, 32),
     "gated_norm": norms.gated_case(3, 2, 16),
@@ -38,14 +41,18 @@ SMALL = {
     "vision_patch": vision_patch.case(5, 8),
     "sample": sample.case(3, sample.KINDS[1], 100),
 }
+DRAFTS = {
+    "kda_core_decode": kda_core.case("decode", 3, 12, 2, dim=16),
+    "kda_decode": kda_block.case("decode", 2, 6, 1),
+    "short_conv_decode": short_conv.case("decode", 3, 15, 24),
+}
+EACH = [(w, SMALL[w.slot]) for w in WORKLOADS] + [(w, DRAFTS[w.slot]) for w in WORKLOADS if w.slot in DRAFTS]
 
 
-def small(workload: Workload) -> Case:
-    return SMALL[workload.slot]
-
-
-def each() -> Any:
-    return pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.slot)
+def each(found: Iterable[tuple[Workload, Case]] = EACH) -> Any:
+    return pytest.mark.parametrize(
+        ("workload", "case"), [pytest.param(w, case, id=f"{w.slot} {case.name}") for w, case in found]
+    )
 
 
 def test_the_table_has_every_op_that_is_to_be_fast() -> None:
@@ -55,18 +62,18 @@ def test_the_table_has_every_op_that_is_to_be_fast() -> None:
 
 
 @each()
-def test_cases_give_what_the_contract_takes(workload: Workload) -> None:
-    args = make_args(small(workload), CPU)
+def test_cases_give_what_the_contract_takes(workload: Workload, case: Case) -> None:
+    args = make_args(case, CPU)
     assert list(args) == list(workload.contract.inputs)
     answer = answer_of(workload, args)
     assert len(answer.outputs) == len(workload.contract.outputs)
     assert set(answer.updated) == set(mutated(workload.contract, args))
-    again = make_args(small(workload), CPU)
+    again = make_args(case, CPU)
     first = next(name for name, value in args.items() if isinstance(value, torch.Tensor))
     assert torch.equal(args[first], again[first]), "the same numbers every time"
 
 
-@each()
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.slot)
 def test_costs_grow_with_the_cases(workload: Workload) -> None:
     costs = [workload.cost(case) for case in workload.cases]
     assert all(cost.bytes > 0 and cost.flops > 0 for cost in costs)
@@ -76,9 +83,9 @@ def test_costs_grow_with_the_cases(workload: Workload) -> None:
     assert costs[largest].bytes > 2 * min(cost.bytes for cost in costs)
 
 
-@pytest.mark.parametrize("workload", [w for w in WORKLOADS if w.reference], ids=lambda workload: workload.slot)
-def test_own_answers_agree_with_the_contract(workload: Workload) -> None:
-    args = make_args(small(workload), CPU)
+@each((w, case) for w, case in EACH if w.reference)
+def test_own_answers_agree_with_the_contract(workload: Workload, case: Case) -> None:
+    args = make_args(case, CPU)
     assert workload.reference is not None
     mine = workload.reference(args)
     theirs: Answer = answer_of(Workload(workload.op, workload.phase, workload.cases), args)
@@ -86,6 +93,7 @@ def test_own_answers_agree_with_the_contract(workload: Workload) -> None:
         assert a.dtype == torch.float64
         # The contract's reference rounds decays and results to float64 in another order, no more.
         assert relative_rms(a, b) < 1e-12
+    assert set(mine.updated) == set(theirs.updated)
     for path, b in theirs.updated.items():
         assert relative_rms(mine.updated[path], b) < 1e-12
 
@@ -95,7 +103,8 @@ def test_the_host_knows_what_its_requests_ask_for() -> None:
     for kind in sample.KINDS:
         params = make_args(sample.case(2, kind, 10), CPU)["params"]
         flags[kind.name] = (params.all_greedy, params.any_filter)
-    assert flags == {"greedy": (True, False), "min-p": (False, False), "top-k, top-p, min-p": (False, True)}
+    filtered = {"top-p": (False, True), "top-k, top-p, min-p": (False, True)}
+    assert flags == {"greedy": (True, False), "min-p": (False, False), **filtered}
 
 
 def test_arguments_come_from_data_or_from_defaults() -> None:

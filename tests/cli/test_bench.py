@@ -229,7 +229,7 @@ def test_an_interrupt_keeps_what_is_saved(k3port: Any, toy: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("args", "message", "hint"),
     [
-        (("portable.kda_commit",), "nothing to measure for portable.kda_commit", "ops with shapes to measure: "),
+        (("portable.kda_commit", "--op", "kda"), "portable.kda_commit does not do kda", "--op kda_commit, or no --op"),
         (("portable.rms_norm", "--op", "kda"), "portable.rms_norm does not do kda", "--op rms_norm, or no --op"),
         (
             ("portable.rms_norm", "portable.kda_prefill"),

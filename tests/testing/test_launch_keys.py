@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -27,6 +28,16 @@ def specialised(arch: str, value: Any) -> Any:
     """What Triton's own key says of an argument."""
     binder = create_function_from_signature(two.signature, two.params, make_backend(gpu_target(arch)))
     return binder(value, None)[1][0]
+
+
+CPU = torch.zeros(0).get_device()
+"""The device of the tensors here."""
+
+
+def kind(value: Any) -> Any:
+    """What the key of a launch says of an argument."""
+    kinds, _ = launch._kinds((value,), CPU)
+    return kinds
 
 
 class Large(torch.Tensor):
@@ -63,18 +74,26 @@ VALUES = st.one_of(NUMBERS, tensors(), st.none(), st.booleans(), st.floats(allow
 def test_equal_keys_mean_equal_code(arch: str, a: Any, b: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "_pointer_ranges", lambda: arch.startswith("gfx"))
-        kinds = launch._kind(a), launch._kind(b)
-    if kinds[0] == kinds[1]:
+        kinds = kind(a), kind(b)
+    if kinds[0] == kinds[1] and launch.UNKNOWN not in kinds[0]:
         assert specialised(arch, a) == specialised(arch, b)
+
+
+def test_each_argument_has_its_own_alignment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_pointer_ranges", lambda: False)
+    x = torch.zeros(64, dtype=torch.uint8)
+    calls = [(a, 17, b) for a in (x, x[1:]) for b in (x, x[1:])]
+    assert len({str(launch._kinds(args, CPU)[0]) for args in calls}) == 4
+    assert launch._kinds((x, 17, None), CPU)[1] == [x.data_ptr(), 17, None]
 
 
 def test_keys_tell_alignment_and_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_pointer_ranges", lambda: False)
     x = torch.zeros(64, dtype=torch.uint8)
-    assert launch._kind(x) != launch._kind(x[1:])
-    assert launch._kind(16) == launch._kind(32) != launch._kind(17)
-    assert launch._kind(1) != launch._kind(17) != launch._kind(1 << 40)
-    assert launch._kind(None) != launch._kind(0.0)
+    assert kind(x) != kind(x[1:])
+    assert kind(16) == kind(32) != kind(17)
+    assert kind(1) != kind(17) != kind(1 << 40)
+    assert kind(None) != kind(0.0)
 
 
 def test_a_recorded_launch_is_never_taken_from_the_cache() -> None:
@@ -94,11 +113,13 @@ def test_powers_of_two(n: int, power: int) -> None:
 class Compiled:
     """Stands for Triton's compiled kernel: remembers the arguments of its launches."""
 
+    function, packed_metadata = "function", "metadata"
+
     def __init__(self, constants: dict[str, Any]) -> None:
         self.constants, self.calls = constants, list[Any]()
 
-    def __getitem__(self, grid: tuple[int, int, int]) -> Any:
-        return lambda *args, stream: self.calls.append((grid, args, stream))
+    def run(self, *args: Any) -> None:
+        self.calls.append(args)
 
 
 @triton.jit
@@ -115,7 +136,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Compiled]:
         found.append(Compiled(constants))
         return found[-1]
 
-    driver = SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda device: "stream")
+    driver = SimpleNamespace(get_current_device=lambda: CPU, get_current_stream=lambda device: "stream")
     monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=driver))
     monkeypatch.setattr(type(tiled), "run", run)
     monkeypatch.setattr(launch, "CompiledKernel", Compiled)
@@ -130,9 +151,32 @@ def test_a_repeated_launch_goes_to_the_compiled_kernel(compiled: list[Compiled])
     launch.launch(tiled, (3, 2, 1), y, 32, ROWS=2, BLOCK=8, num_warps=4)
     (kernel,) = compiled
     # Its arguments are those of the second call, the constants in the function's order, without the options.
-    ((grid, args, stream),) = kernel.calls
-    assert (grid, stream) == ((3, 2, 1), "stream")
-    assert args[0] is y and args[1:] == (32, 2, 8)
+    hooks = (None, None, None)
+    assert kernel.calls == [(3, 2, 1, "stream", "function", "metadata", *hooks, y.data_ptr(), 32, 2, 8)]
+
+
+def test_hooks_of_a_profiler_see_every_launch(compiled: list[Compiled], monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.zeros(64)
+    for name in ("launch_enter_hook", "launch_exit_hook"):
+        with monkeypatch.context() as patch:
+            launch.launch(tiled, (1, 1, 1), x, 16, ROWS=2, BLOCK=8)
+            patch.setattr(getattr(launch.knobs.runtime, name), "calls", [lambda metadata: None])
+            before = len(compiled)
+            launch.launch(tiled, (1, 1, 1), x, 16, ROWS=2, BLOCK=8)
+        # Through Triton itself, which calls the hooks.
+        assert len(compiled) == before + 1
+
+
+def test_triton_judges_what_is_unknown_each_time(compiled: list[Compiled], monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.zeros(64)
+    for _ in range(2):
+        launch.launch(two, (1, 1, 1), x, np.int64(16))
+    assert len(compiled) == 2
+    # A tensor that is not on the device: its address must not reach the kernel.
+    monkeypatch.setattr(triton.runtime.driver.active, "get_current_device", lambda: CPU + 1)
+    for _ in range(2):
+        launch.launch(two, (1, 1, 1), x, 16)
+    assert len(compiled) == 4
 
 
 def test_what_triton_compiles_anew_is_not_shared(compiled: list[Compiled]) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from k3port.errors import NumericsError
-from k3port.ops.contract import cloned, mutated, relative_rms, resolve_path, upcast
-from k3port.testing.bench.workload import Answer, Args, Op, Workload
+from k3port.ops.contract import cloned, relative_rms, resolve_path
+from k3port.testing.bench.workload import Answer, Args, Op, Workload, contract_answer
 from k3port.testing.contract.reference import as_tuple
-from k3port.testing.harness import PEAK_FACTOR, poisoned_memory, sealed_table
+from k3port.testing.harness import PEAK_FACTOR, poisoned_memory
 
 PEER_TOLERANCE = 5e-2
 """Relative RMS error up to which a peer counts as doing the same work: peers round other things inside than we do."""
@@ -39,11 +39,7 @@ def answer_of(workload: Workload, args: Args) -> Answer:
     """The float64 answer for these arguments, which stay as they are."""
     if workload.reference is not None:
         return workload.reference(args)
-    contract = workload.contract
-    wide = upcast(args)
-    with sealed_table():
-        outputs = as_tuple(contract.reference(**wide))
-    return Answer(outputs, mutated(contract, wide))
+    return contract_answer(workload.contract, args)
 
 
 def pass_gate(kernel: str, function: Op, workload: Workload, case: str, args: Args, answer: Answer) -> GateReport:

@@ -204,7 +204,7 @@ def bench_tune(
                 for workload in chosen:
                     results: list[CaseResult] = []
                     for case in workload.cases:
-                        if case.quick or not quick:
+                        if case.tuned and (case.quick or not quick):
                             found = tune_case(bench, spec, workload, case, spills, ahead)
                             results += found
                             tuned.update(result.name for result in found)

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from k3port.ops.catalog import Phase, slot_name
-from k3port.ops.contract import Contract, Cost
+from k3port.ops.contract import Contract, Cost, mutated, upcast
 from k3port.oracle.spec import KernelSpec
-from k3port.testing.harness import op_contracts
+from k3port.testing.contract.reference import as_tuple
+from k3port.testing.harness import op_contracts, sealed_table
 
 Op = Callable[..., Any]
 Args = Mapping[str, Any]
@@ -61,12 +62,17 @@ class Case:
         axes: sizes by the contract's letters, for its cost and for the receipt.
         make: ``make(device, generator)`` gives the arguments of one call; the generator is the device's.
         quick: whether the short run has it.
+        cost: in place of the contract's, which counts plain calls, with the same arguments.
+        tuned: whether tuning takes it. Not where another case asks for the same configuration at the same sizes and is
+            the one to decide: of two that are tuned the slower one would.
     """
 
     name: str
     axes: Mapping[str, int]
     make: Callable[[torch.device, torch.Generator], dict[str, Any]]
     quick: bool = False
+    cost: Callable[[Mapping[str, int], int], Cost] | None = None
+    tuned: bool = True
 
 
 Peers = Callable[[Case, Cost, Sequence[KernelSpec]], Iterable[Peer]]
@@ -84,7 +90,6 @@ class Workload:
     Attributes:
         peers: from a case, its cost and all kernels of the registry to what is measured beside each kernel.
         reference: where the contract's own would take too long; independent of every kernel that is measured.
-        cost: where the contract's own counts something else than this data; None takes the contract's.
         dtype: of the activations.
     """
 
@@ -106,7 +111,15 @@ class Workload:
 
     def cost(self, case: Case) -> Cost:
         """Least work of one call of a case."""
-        return self.contract.cost(case.axes, self.dtype.itemsize)
+        return (case.cost or self.contract.cost)(case.axes, self.dtype.itemsize)
+
+
+def contract_answer(contract: Contract, args: Args) -> Answer:
+    """What the contract's reference gives in float64 for these arguments, which stay as they are."""
+    wide = upcast(args)
+    with sealed_table():
+        outputs = as_tuple(contract.reference(**wide))
+    return Answer(outputs, mutated(contract, wide))
 
 
 def contract_args(contract: Contract, data: Args) -> dict[str, Any]:

@@ -1,7 +1,9 @@
+# pyright: reportPossiblyUnboundVariable=false
 """Attention Residuals in one launch: pending add, block write, mixture, RMSNorm; every number is read once.
 
 A program holds one token: the weighted sum of its sources lives in registers (D float32 numbers), and an online softmax
-takes the finished blocks in groups, with one reduction for both sums that a score needs.
+takes the finished blocks in groups, with one reduction for both sums that a score needs. With one stage the next group
+waits in registers, with more Triton pipelines the loads.
 """
 
 from __future__ import annotations
@@ -13,7 +15,14 @@ import triton.language as tl
 from k3port.backends.portable.kernels.lib import LOG2E, cast
 from k3port.backends.portable.launch import launch, power_of_2, tuned
 
-CANDIDATES = {"num_warps": (8, 16), "GROUP": (1, 2, 4), "STAGES": (1, 2, 3)}
+CANDIDATES = {"num_warps": (8, 16, 32), "GROUP": (1, 2, 4), "STAGES": (1, 2, 3)}
+
+
+@triton.jit
+def _sources(row_ptr, index, num_blocks, slot_stride, cols, D: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One token's row of some blocks, ``[GROUP, BLOCK]``; zeros where there is no such block."""
+    there = (index < num_blocks)[:, None] & (cols < D)[None, :]
+    return tl.load(row_ptr + index.to(tl.int64)[:, None] * slot_stride + cols[None, :], mask=there, other=0.0)
 
 
 @triton.jit(do_not_specialize=["num_blocks"])
@@ -41,11 +50,22 @@ def attn_res_kernel(  # type: ignore[no-untyped-def]
     GROUP: tl.constexpr,
     STAGES: tl.constexpr,
 ):
+    AHEAD: tl.constexpr = STAGES == 1
     dtype = y_ptr.dtype.element_ty
     cols = tl.arange(0, BLOCK)
     live = cols < D
     row = tl.program_id(0).to(tl.int64)
     total = tl.load(partial_ptr + row * partial_stride + cols, mask=live, other=0.0)
+    members = tl.arange(0, GROUP)
+    row_ptr = blocks_ptr + row * block_stride
+    if MIX:
+        query = tl.load(res_norm_ptr + cols, mask=live, other=0.0).to(tl.float32)
+        query *= tl.load(res_proj_ptr + cols, mask=live, other=0.0).to(tl.float32)
+        if AHEAD:
+            # On its way from the start: no load passes a barrier, and a reduction over warps has some.
+            coming = _sources(row_ptr, members, num_blocks, slot_stride, cols, D)
+    if NORM and AHEAD:
+        norm_weight = tl.load(norm_weight_ptr + cols, mask=live, other=0.0)
     if PENDING:
         pending = tl.load(pending_ptr + row * pending_stride + cols, mask=live, other=0.0)
         # Rounded before anything else sees it.
@@ -60,19 +80,18 @@ def attn_res_kernel(  # type: ignore[no-untyped-def]
 
     mixture = total.to(tl.float32)
     if MIX:
-        query = tl.load(res_norm_ptr + cols, mask=live, other=0.0).to(tl.float32)
-        query *= tl.load(res_proj_ptr + cols, mask=live, other=0.0).to(tl.float32)
         # The running sum is the first source of the online softmax: one reduction gives both of its sums.
         both = tl.join(mixture * mixture, mixture * query)
         square, score = tl.split(tl.sum(both, axis=0))
         highest = score * tl.rsqrt(square / D + eps)
         share = 1.0
-        row_ptr = blocks_ptr + row * block_stride
-        members = tl.arange(0, GROUP)
         for first in tl.range(0, num_blocks, GROUP, num_stages=STAGES):
             index = first + members
-            source_ptr = row_ptr + index.to(tl.int64)[:, None] * slot_stride + cols[None, :]
-            source = tl.load(source_ptr, mask=(index < num_blocks)[:, None] & live[None, :], other=0.0).to(tl.float32)
+            if AHEAD:
+                source = coming.to(tl.float32)
+                coming = _sources(row_ptr, index + GROUP, num_blocks, slot_stride, cols, D)
+            else:
+                source = _sources(row_ptr, index, num_blocks, slot_stride, cols, D).to(tl.float32)
             squares, scores = tl.split(tl.sum(tl.join(source * source, source * query[None, :]), axis=1))
             scores = tl.where(index < num_blocks, scores * tl.rsqrt(squares / D + eps), float("-inf"))
             new_highest = tl.maximum(highest, tl.max(scores, axis=0))
@@ -84,7 +103,8 @@ def attn_res_kernel(  # type: ignore[no-untyped-def]
         mixture = mixture / share
     y = cast(mixture, dtype)
     if NORM:
-        norm_weight = tl.load(norm_weight_ptr + cols, mask=live, other=0.0)
+        if not AHEAD:
+            norm_weight = tl.load(norm_weight_ptr + cols, mask=live, other=0.0)
         mixed = y.to(tl.float32)
         normed = cast(mixed * tl.rsqrt(tl.sum(mixed * mixed, axis=0) / D + eps), dtype)
         # The order of the official code: rounded once before the weight and once after.

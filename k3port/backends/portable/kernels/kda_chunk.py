@@ -18,7 +18,7 @@ from k3port.backends.portable.kernels.kda_intra import (
     kda_solve_kernel,
 )
 from k3port.backends.portable.kernels.kda_scan import kda_scan_kernel
-from k3port.backends.portable.launch import Config, ceil_div, launch, power_of_2, tuned
+from k3port.backends.portable.launch import Config, ceil_div, in_rows, launch, power_of_2, tuned
 from k3port.ops.kda_state import KdaDrafts
 from k3port.ops.segment import SNAPSHOT_TOKENS, Segment
 
@@ -129,8 +129,7 @@ def chunk_forward(
     Returns:
         ``[T, H, V]`` in the dtype of ``v``; rows of padding requests are zero.
     """
-    q, k, v, g = (_heads_in_rows(x) for x in (q, k, v, g))
-    beta = beta if beta.stride(1) == 1 else beta.contiguous()
+    q, k, v, g, beta = (in_rows(x)[0] for x in (q, k, v, g, beta))
     tokens, heads, value_dim = v.shape
     out = torch.empty((tokens, heads, value_dim), dtype=v.dtype, device=v.device)
     if not tokens:
@@ -152,11 +151,6 @@ def chunk_forward(
             _scan(inputs, buffer, state, out, first, count)
     overlap.join()
     return out
-
-
-def _heads_in_rows(x: torch.Tensor) -> torch.Tensor:
-    """``x`` itself where a token's heads lie one after the other, else a copy."""
-    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
 
 
 def _intra(inputs: _Inputs, buffer: _Scratch, first: int, count: int) -> None:

@@ -12,7 +12,7 @@ import triton.language as tl
 from k3port.backends.portable.kernels.delta import delta_step, unit_pair
 from k3port.backends.portable.kernels.kda_intra import BOUNDED, SOFTPLUS, log_decay
 from k3port.backends.portable.kernels.lib import LN2, LOG2E, cast, exp2, sigmoid
-from k3port.backends.portable.launch import ceil_div, launch, power_of_2, tuned
+from k3port.backends.portable.launch import ceil_div, in_rows, launch, power_of_2, tuned
 from k3port.ops.kda_state import KdaDrafts, required_record
 from k3port.ops.segment import Segment
 
@@ -139,14 +139,17 @@ def kda_core_step(
 ) -> torch.Tensor:
     """See :func:`k3port.ops.kda.kda_core`, for decode."""
     record = required_record(segment, drafts)
-    q, k, v = (x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous() for x in (q, k, v))
-    gate_raw, beta_logit = (x if x.stride(1) == 1 else x.contiguous() for x in (gate_raw, beta_logit))
-    tokens, heads, key_dim = k.shape
+    q, q_stride = in_rows(q)
+    k, k_stride = in_rows(k)
+    v, v_stride = in_rows(v)
+    gate_raw, raw_stride = in_rows(gate_raw)
+    beta_logit, beta_stride = in_rows(beta_logit)
+    out = torch.empty_like(v, memory_format=torch.contiguous_format)
+    _, heads, key_dim = k.shape
     requests, value_dim = segment.slots.shape[0], v.shape[2]
-    out = torch.empty((tokens, heads, value_dim), dtype=v.dtype, device=v.device)
     if requests:
-        config = dict(tuned("kda_step", N=requests * heads))
-        block_v = min(config.pop("block_v"), power_of_2(value_dim))
+        config = tuned("kda_step", N=requests * heads)
+        block_v = min(config["block_v"], power_of_2(value_dim))
         launch(
             kda_step_kernel,
             (ceil_div(value_dim, block_v), heads, requests),
@@ -162,11 +165,11 @@ def kda_core_step(
             segment.slots,
             segment.cu_seqlens,
             *((None, None, None) if record is None else (record.k, record.g, record.u)),
-            q.stride(0),
-            k.stride(0),
-            v.stride(0),
-            gate_raw.stride(0),
-            beta_logit.stride(0),
+            q_stride,
+            k_stride,
+            v_stride,
+            raw_stride,
+            beta_stride,
             lower_bound or 0.0,
             H=heads,
             K=key_dim,
@@ -175,6 +178,6 @@ def kda_core_step(
             BV=block_v,
             GATE=SOFTPLUS if lower_bound is None else BOUNDED,
             DRAFTS=0 if record is None else record.k.shape[1],
-            **config,
+            num_warps=config["num_warps"],
         )
     return out

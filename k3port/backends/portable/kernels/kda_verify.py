@@ -14,7 +14,7 @@ import triton.language as tl
 from k3port.backends.portable.kernels.delta import delta_step, unit_pair
 from k3port.backends.portable.kernels.kda_intra import BOUNDED, SOFTPLUS, log_decay
 from k3port.backends.portable.kernels.lib import LN2, LOG2E, cast, exp2, rounded, sigmoid
-from k3port.backends.portable.launch import ceil_div, launch, power_of_2, tuned
+from k3port.backends.portable.launch import ceil_div, in_rows, launch, power_of_2, tuned
 from k3port.ops.kda_state import KdaParams, KdaState, required_record
 from k3port.ops.segment import Segment
 
@@ -184,9 +184,10 @@ def kda_verify(
     block_v = config.pop("block_v")
     # One wave stores the values of a tile: on AMD a barrier does not wait for the stores of the others.
     block_v = min(block_v, block, 32) if state.arrivals is not None else block
-    qkv, gate_raw, beta_logit, out_gate = (
-        x if x.stride(1) == 1 else x.contiguous() for x in (qkv, gate_raw, beta_logit, out_gate)
-    )
+    qkv, qkv_stride = in_rows(qkv)
+    gate_raw, raw_stride = in_rows(gate_raw)
+    beta_logit, beta_stride = in_rows(beta_logit)
+    out_gate, gate_stride = in_rows(out_gate)
     split = ceil_div(dim, block_v)
     launch(
         kda_verify_kernel,
@@ -211,10 +212,10 @@ def kda_verify(
         record.k,
         record.g,
         record.u,
-        qkv.stride(0),
-        gate_raw.stride(0),
-        beta_logit.stride(0),
-        out_gate.stride(0),
+        qkv_stride,
+        raw_stride,
+        beta_stride,
+        gate_stride,
         params.lower_bound or 0.0,
         params.norm_eps,
         H=heads,

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from k3port.backends.portable.kernels.lib import cast, gated
-from k3port.backends.portable.launch import ceil_div, launch, tuned
+from k3port.backends.portable.launch import ceil_div, in_rows, launch, tuned
 from k3port.ops.segment import MAX_DRAFT, SNAPSHOT_TOKENS, Segment
 
 CANDIDATES = {
@@ -221,13 +221,13 @@ def short_conv(
     record: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See :func:`k3port.ops.conv.short_conv`. Reads only device tensors of the segment, so a step can be captured."""
-    x = x if x.stride(1) == 1 else x.contiguous()
+    x, x_stride = in_rows(x)
     tokens, channels = x.shape
     y = torch.empty((tokens, channels), dtype=x.dtype, device=x.device)
     requests = segment.slots.shape[0]
     if not tokens or not requests:
         return y
-    strides = (x.stride(0), tail.stride(0), tail.stride(1))
+    strides = (x_stride, tail.stride(0), tail.stride(1))
     width = weight.shape[1]
     if segment.phase == "decode" and not segment.draft:
         config = _fitted(tuned("short_conv_step", B=requests, P=channels), channels)

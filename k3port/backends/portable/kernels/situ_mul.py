@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from k3port.backends.portable.kernels.lib import capped, cast, divide, exp
-from k3port.backends.portable.launch import ceil_div, launch, tuned
+from k3port.backends.portable.launch import ceil_div, in_rows, launch, tuned
 
 CANDIDATES = {"BLOCK": (512, 1024, 2048), "num_warps": (2, 4, 8)}
 
@@ -59,7 +59,7 @@ def situ_mul_kernel(  # type: ignore[no-untyped-def]
 def situ_mul(gate_up: torch.Tensor, beta: float | None, linear_beta: float | None) -> torch.Tensor:
     """See :func:`k3port.ops.activation.situ_mul`. Rows may be slices of wider ones; columns that do not lie side by
     side cost a copy."""
-    x = gate_up if gate_up.stride(1) == 1 else gate_up.contiguous()
+    x, x_stride = in_rows(gate_up)
     num_rows, width = x.shape[0], x.shape[1] // 2
     y = torch.empty((num_rows, width), dtype=x.dtype, device=x.device)
     if y.numel():
@@ -73,7 +73,7 @@ def situ_mul(gate_up: torch.Tensor, beta: float | None, linear_beta: float | Non
             x,
             y,
             num_rows,
-            x.stride(0),
+            x_stride,
             width,
             cap,
             linear_cap,

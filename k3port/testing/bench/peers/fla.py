@@ -160,14 +160,15 @@ def chunk_peer(safe_gate: bool = True) -> Peer:
 
 
 def step_peer() -> Peer:
-    """``fla.ops.kda.fused_recurrent_kda`` on one token per request."""
+    """``fla.ops.kda.fused_recurrent_kda`` on requests of one length. Of drafts it gives the state after the last one in
+    place of a record."""
 
     def prepare(args: Args) -> Callable[[], Any]:
         function, given = _kda().fused_recurrent_kda, _common(args)
         _pin_heads(args["q"].shape[1])
-        # One token each: the batch axis in place of a packed one, which saves it the look-up of sequence ends.
+        # The batch axis in place of a packed one, which saves it the look-up of sequence ends.
         for name in ("q", "k", "v", "g", "beta"):
-            given[name] = given[name].transpose(0, 1)
+            given[name] = given[name].squeeze(0).unflatten(0, (len(args["segment"].lengths), -1))
 
         return lambda: function(**given)[0]
 

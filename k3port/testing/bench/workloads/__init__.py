@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from k3port.testing.bench.workload import Workload
-from k3port.testing.bench.workloads import attn_res, kda_block, kda_core, norms, sample, short_conv, vision_patch
+from k3port.testing.bench.workloads import (
+    attn_res,
+    kda_block,
+    kda_commit,
+    kda_core,
+    norms,
+    sample,
+    short_conv,
+    vision_patch,
+)
 
 WORKLOADS: tuple[Workload, ...] = (
     *kda_core.WORKLOADS,
     *kda_block.WORKLOADS,
+    *kda_commit.WORKLOADS,
     *attn_res.WORKLOADS,
     *norms.WORKLOADS,
     *short_conv.WORKLOADS,

@@ -1,19 +1,24 @@
-"""Data of KDA calls, and the recurrence in float64 by chunks: the contract's reference takes one step per token."""
+"""Data of KDA calls, and the recurrence in float64 by chunks: the contract's reference takes one step per token.
+
+Drafts are few tokens: for them the contract's reference is fast enough, and it writes the record too.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from k3port.ops.catalog import Phase
-from k3port.ops.contract import upcast
-from k3port.ops.kda import KdaParams, KdaState, kda_gate, normalize_qk, split_heads
+from k3port.ops.contract import map_tensors, upcast
+from k3port.ops.kda import KDA, KDA_CORE, kda_gate, split_heads
+from k3port.ops.kda_state import KdaDrafts, KdaParams, KdaState, empty_drafts, normalize_qk
 from k3port.ops.norm import gated_norm
-from k3port.ops.segment import make_segment
-from k3port.testing.bench.workload import Answer, Args
+from k3port.ops.segment import Segment, make_segment
+from k3port.testing.bench.workload import Answer, Args, contract_answer
 from k3port.testing.bench.workloads.short_conv import convolve
 
 HEAD_DIM = 128
@@ -34,6 +39,36 @@ def gate_params(heads: int, device: torch.device, gen: torch.Generator, dim: int
     }
 
 
+def equal_segment(phase: Phase, requests: int, tokens: int, device: torch.device) -> Segment:
+    """``tokens`` of all requests together, equally long. More than one per request in decode are drafts to verify."""
+    lengths, slots = [tokens // requests] * requests, list(range(1, requests + 1))
+    return make_segment(phase, lengths, slots, device=device, draft=verifies(phase, requests, tokens))
+
+
+def verifies(phase: Phase, requests: int, tokens: int) -> bool:
+    """Whether so many tokens are drafts."""
+    return phase == "decode" and tokens > requests
+
+
+def case_name(phase: Phase, requests: int, tokens: int, heads: int) -> str:
+    """Such as ``H96 8x1024`` for prompts, ``H96 B32`` for one token per request, ``H96 B32 x4`` for drafts."""
+    each = tokens // requests
+    if phase == "prefill":
+        return f"H{heads} {requests}x{each}"
+    return f"H{heads} B{requests}" + (f" x{each}" if verifies(phase, requests, tokens) else "")
+
+
+def draft_bytes(axes: Mapping[str, int], itemsize: int) -> int:
+    """What drafts move more than plain tokens: k, g and u of the record are written, and the state is not."""
+    record = axes["T"] * axes["H"] * (axes["K"] * (itemsize + 4) + axes["V"] * 4)
+    return record - axes["B"] * axes["H"] * axes["V"] * axes["K"] * 4
+
+
+def record_of(state: KdaState) -> KdaDrafts:
+    """A record of ones: what stays of them is seen."""
+    return map_tensors(empty_drafts(state), torch.ones_like)
+
+
 def core_args(
     phase: Phase,
     requests: int,
@@ -43,12 +78,12 @@ def core_args(
     gen: torch.Generator,
     dim: int = HEAD_DIM,
 ) -> dict[str, Any]:
-    """Arguments of the op ``kda_core``. ``tokens`` of all requests together, equally long."""
+    """Arguments of the op ``kda_core``, for an :func:`equal_segment`; with a record where it verifies drafts."""
 
     def stream() -> torch.Tensor:
         return torch.randn(tokens, heads, dim, device=device, generator=gen).bfloat16()
 
-    return {
+    args = {
         "q": stream(),
         "k": stream(),
         "v": stream(),
@@ -56,14 +91,19 @@ def core_args(
         "beta_logit": torch.randn(tokens, heads, device=device, generator=gen).bfloat16(),
         **gate_params(heads, device, gen, dim),
         "state": torch.randn(requests + 1, heads, dim, dim, device=device, generator=gen) * 0.1,
-        "segment": make_segment(phase, [tokens // requests] * requests, list(range(1, requests + 1)), device=device),
+        "segment": equal_segment(phase, requests, tokens, device),
+        "drafts": None,
     }
+    if verifies(phase, requests, tokens):
+        tails = torch.empty(requests + 1, 0, 3 * heads * dim, dtype=torch.bfloat16, device=device)
+        args["drafts"] = record_of(KdaState(tails, args["state"]))
+    return args
 
 
 def block_args(
     phase: Phase, requests: int, tokens: int, heads: int, device: torch.device, gen: torch.Generator
 ) -> dict[str, Any]:
-    """Arguments of the op ``kda``. ``tokens`` of all requests together, equally long."""
+    """Arguments of the op ``kda``, for an :func:`equal_segment`; with a record where it verifies drafts."""
     width = heads * HEAD_DIM
     gate = gate_params(heads, device, gen)
 
@@ -85,6 +125,8 @@ def block_args(
         recurrent=torch.randn(requests + 1, heads, HEAD_DIM, HEAD_DIM, device=device, generator=gen) * 0.1,
         arrivals=torch.zeros(requests + 1, heads, dtype=torch.int32, device=device),
     )
+    if verifies(phase, requests, tokens):
+        state = dataclasses.replace(state, drafts=record_of(state))
     return {
         "qkv": rows(3 * width),
         "gate_raw": rows(width),
@@ -92,12 +134,14 @@ def block_args(
         "out_gate": rows(width),
         "params": params,
         "state": state,
-        "segment": make_segment(phase, [tokens // requests] * requests, list(range(1, requests + 1)), device=device),
+        "segment": equal_segment(phase, requests, tokens, device),
     }
 
 
 def core_answer(args: Args) -> Answer:
-    """Outputs and states of ``kda_core`` in float64."""
+    """Outputs and states of ``kda_core`` in float64, for drafts the record too."""
+    if args["segment"].draft:
+        return contract_answer(KDA_CORE, args)
     heads = args["q"].shape[1]
     outs, states = [], []
     for first in range(0, heads, HEADS_AT_ONCE):
@@ -123,7 +167,9 @@ def _decays(args: Args, heads: slice) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def block_answer(args: Args) -> Answer:
-    """Outputs and states of the op ``kda`` in float64."""
+    """Outputs and states of the op ``kda`` in float64, for drafts the record too."""
+    if args["segment"].draft:
+        return contract_answer(KDA, args)
     params, state, segment = args["params"], args["state"], args["segment"]
     conv = convolve({"x": args["qkv"], "weight": params.conv, "tail": state.conv, "segment": segment})
     q, k, v = split_heads(conv.outputs[0], params.num_heads)
