@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -146,6 +146,39 @@ def _samples(dtype: torch.dtype, gen: torch.Generator) -> Iterator[Sample]:
     yield Sample("nearly cold", cold, adversarial=True)
     ties = {"logits": torch.zeros(2, vocab), "params": _params(2, 1.0, top_k=3), "uniform": edge}
     yield Sample("ties", ties, adversarial=True)
+    yield _rows_hard_to_cut(gen)
+
+
+def _rows_hard_to_cut(gen: torch.Generator) -> Sample:
+    """Rows where top-k and top-p end among equals, among most of the ids, or at the largest alone.
+
+    Warm, with a uniform number from 1/2 on: one id too many or too few moves the draw to another id.
+    """
+    vocab = 2310
+    # As a product in bfloat16 gives them: a few hundred values, each many times.
+    tied = (torch.randn(vocab, generator=gen) * 2).bfloat16().float()
+    zeros = torch.where(torch.rand(vocab, generator=gen) < 0.5, 0.0, -0.0)
+    allowed = torch.where(torch.arange(vocab) % 29 == 7, tied, -1e9)
+    rows = (
+        (tied, 20.0, 100, 1.0),
+        (tied, 3.0, 0, 0.9),
+        (tied, 20.0, 1500, 0.63),
+        (tied, 50.0, 2300, 1.0),
+        (zeros, 1.0, 37, 0.57),
+        (allowed, 20.0, 50, 0.95),
+        (tied, 20.0, 0, 0.0),
+        (tied.round(), 1e-6, 20, 0.45),
+    )
+    logits, temperature, top_k, top_p = zip(*rows, strict=True)
+    params = SamplingTensors(
+        temperature=torch.tensor(temperature, dtype=torch.float64),
+        top_k=torch.tensor(top_k),
+        top_p=torch.tensor(top_p, dtype=torch.float64),
+        min_p=torch.zeros(len(rows), dtype=torch.float64),
+    )
+    uniform = 0.5 + 0.5 * torch.rand(len(rows), generator=gen, dtype=torch.float64)
+    args = {"logits": torch.stack(logits), "params": params, "uniform": uniform}
+    return Sample("rows that are hard to cut", args, adversarial=True)
 
 
 def _check_distribution(function: Callable[..., Any], dtype: torch.dtype, gen: torch.Generator) -> None:
@@ -174,6 +207,26 @@ def _check_row_alone(function: Callable[..., Any], dtype: torch.dtype, gen: torc
         assert int(function(logits[i : i + 1], row, uniform[i : i + 1])) == int(batch[i])
 
 
+def _check_kept(function: Callable[..., Any], dtype: torch.dtype, gen: torch.Generator) -> None:
+    """Even draws of a flat row give every id that top-k and top-p keep, and no other one."""
+    vocab, k, kept = 24, 17, 15
+    logits = torch.tensor([2.0, 1.0, 0.0, -0.0]).repeat(vocab // 4)[None] / 1024
+    # Largest first, the lowest ids among equals: two values whole, then some of the zeros.
+    wanted = sorted(range(vocab), key=lambda i: (-float(logits[0, i]), i))[:kept]
+    uniform = (torch.arange(kept, dtype=torch.float64) + 0.5) / kept
+    params = _params(kept, 1.0, top_k=k, top_p=(kept - 0.5) / k)
+    assert function(logits.expand(kept, -1), params, uniform).tolist() == sorted(wanted)
+
+
+def _check_any_batch(function: Callable[..., Any], dtype: torch.dtype, gen: torch.Generator) -> None:
+    """A row without top-k and top-p gives the same id whether the host knows of that or not."""
+    logits = torch.randn(3, 1500, generator=gen) * 2
+    params = _params(3, 1.2, min_p=0.01)
+    uniform = torch.rand(3, generator=gen, dtype=torch.float64)
+    told, untold = (function(logits, replace(params, any_filter=known), uniform) for known in (False, True))
+    assert torch.equal(told, untold)
+
+
 def _cost(axes: Mapping[str, int], itemsize: int) -> Cost:
     return Cost(bytes=4 * axes["B"] * axes["V"], flops=5 * axes["B"] * axes["V"])
 
@@ -188,5 +241,7 @@ SAMPLE = Contract(
     invariants=(
         Invariant("reproduces the distribution", _check_distribution),
         Invariant("row alone equals row in a batch", _check_row_alone),
+        Invariant("what top-k and top-p keep", _check_kept),
+        Invariant("rows without a filter in a batch that may have one", _check_any_batch),
     ),
 )

@@ -108,6 +108,14 @@ def test_what_was_tuned_before_is_replaced() -> None:
     assert [entry["config"]["num_warps"] for entry in twice["entries"]] == [4, 1, 2, 3, 4, 5, 6]
 
 
+def test_neighbours_cover_together_what_none_covers_alone() -> None:
+    once = updated_file(OLD, "sm_90", merge_points([point(8, T=64)]), MEASURED)
+    assert once["entries"][0]["when"] == {"T": [33, 127]}
+    finer = [point(n, T=size) for n, size in ((1, 32), (2, 64), (4, 128))]
+    twice = updated_file(once, "sm_90", merge_points(finer), MEASURED)
+    assert once["entries"][0] not in twice["entries"]
+
+
 def test_the_text_has_one_entry_per_line() -> None:
     text = config_text(OLD)
     assert json.loads(text) == OLD

@@ -268,4 +268,4 @@ def test_what_calls_look_up_is_what_can_be_tuned(monkeypatch: pytest.MonkeyPatch
     assert looked["commit"] == ("kda_commit", {"N": 4})
     fused = next(kernel for kernel in KERNELS if kernel.name == "portable.kda_decode_fused")
     assert set(grids(fused)) == {looked[what][0] for what in ("step", "drafts")}
-    assert set(grids(fused)["kda_verify"]) == {"block_v", "num_warps"}
+    assert set(grids(fused)["kda_verify"][0]) == {"launches", "block_v", "num_warps"}

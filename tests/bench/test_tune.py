@@ -95,7 +95,7 @@ def test_spills_drop_a_configuration_also_where_it_was_compiled_before() -> None
 
 
 def test_grids(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert grids(TOY) == {"": {"num_warps": (1, 2, 4, 8, 16)}}
+    assert grids(TOY) == {"": ({"num_warps": (1, 2, 4, 8, 16)},)}
     monkeypatch.setattr(bench_toy, "CANDIDATES", {"bench_toy": {"num_warps": (1,)}, "other": {"num_warps": (2,)}})
     assert set(grids(TOY)) == {"bench_toy", "other"}
     assert [result.name for result in run()] == ["bench_toy"]
@@ -109,10 +109,17 @@ def test_grids(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_combinations_start_with_the_one_in_use_and_keep_other_keys() -> None:
-    found = list(combinations({"BLOCK": (16, 32), "num_warps": (4, 8)}, {"BLOCK": 32, "num_warps": 4, "tf32": 1}))
+    grid = {"BLOCK": (16, 32), "num_warps": (4, 8)}
+    found = list(combinations((grid,), {"BLOCK": 32, "num_warps": 4, "tf32": 1}))
     assert found[0] == {"BLOCK": 32, "num_warps": 4, "tf32": 1}
     assert len(found) == 4
     assert all(config["tf32"] == 1 for config in found)
+
+
+def test_grids_of_one_configuration_are_tried_one_after_the_other() -> None:
+    several = ({"launches": (1,), "BLOCK": (16, 32)}, {"launches": (3,)})
+    found = list(combinations(several, {"BLOCK": 32, "launches": 1}))
+    assert found == [{"BLOCK": 32, "launches": 1}, {"BLOCK": 16, "launches": 1}, {"BLOCK": 32, "launches": 3}]
 
 
 def test_configurations_in_use_are_seen() -> None:

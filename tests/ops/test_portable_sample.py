@@ -1,59 +1,87 @@
-"""The part of portable sampling that is plain torch: rows with top-k and top-p, sorted for many rows at once."""
+"""What portable sampling launches and allocates; its numbers are in the contract and in tests/interpreter."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-pytest.importorskip("triton", reason="the kernel's module needs Triton, also for the part that runs here")
+pytest.importorskip("triton", reason="the kernel's module needs Triton")
 
+from k3port.backends.portable import sample_scratch
 from k3port.backends.portable.kernels import sample as portable
-from k3port.ops.sample import SamplingTensors, sample
+from k3port.backends.portable.sample_scratch import rows_at_once, sample_workspace
+from k3port.ops.sample import SamplingTensors
+from k3port.oracle.spec import OpQuery
+from k3port.testing.launches import Recording, record
+
+V = 163840
 
 
-def random_rows(rows: int, vocab: int, seed: int, tied: bool) -> tuple[torch.Tensor, SamplingTensors, torch.Tensor]:
-    """Rows whose settings are drawn at random: each filter is off in a third of them, every fifth row is greedy."""
-    gen = torch.Generator().manual_seed(seed)
+class Allocated(TorchDispatchMode):
+    """Bytes of all new tensors."""
 
-    def uniform() -> torch.Tensor:
-        return torch.rand(rows, generator=gen, dtype=torch.float64)
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
 
-    logits = torch.randn(rows, vocab, generator=gen) * 3
-    params = SamplingTensors(
-        temperature=torch.where(uniform() < 0.2, 0.0, 0.1 + 2 * uniform()),
-        # Larger than the vocabulary now and then, which keeps all.
-        top_k=torch.where(uniform() < 0.33, 0, torch.randint(1, vocab + 5, (rows,), generator=gen)),
-        top_p=torch.where(uniform() < 0.33, 1.0, uniform().clamp(min=1e-9)),
-        min_p=torch.where(uniform() < 0.33, 0.0, uniform() * 0.5),
-    )
-    return logits.round() if tied else logits, params, uniform()
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func.overloadpacket in (torch.ops.aten.empty, torch.ops.aten.empty_like):
+            self.bytes += made.nbytes
+        return made
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["distinct", "with ties"])
-@pytest.mark.parametrize("vocab", [1, 7, 400])
-def test_filtered_rows_give_the_ids_of_the_reference(vocab: int, tied: bool) -> None:
-    logits, params, uniform = random_rows(150, vocab, seed=vocab, tied=tied)
-    ids = portable.sample(logits, params, uniform)
-    assert ids.dtype == torch.int64
-    assert torch.equal(ids, sample(logits, params, uniform))
-    if vocab > 1:
-        assert len(ids.unique()) > 3
+def workspace(rows: int, vocab: int) -> int:
+    return sample_workspace(OpQuery("sample", None, {"B": rows, "V": vocab}, "float32"))
 
 
-@pytest.mark.parametrize("limit", [1, 400 * 7, 400 * 64])
-def test_rows_are_sorted_in_parts(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
-    """Parts that hold one row, that do not divide the rows, and that are larger than all of them."""
-    logits, params, uniform = random_rows(20, 400, seed=5, tied=False)
-    monkeypatch.setattr(portable, "SORTED_NUMBERS", limit)
-    assert torch.equal(portable.sample(logits, params, uniform), sample(logits, params, uniform))
+def launched(rows: int, vocab: int, **flags: bool) -> Recording:
+    ones = torch.ones(rows, dtype=torch.float64)
+    params = SamplingTensors(ones, torch.ones(rows, dtype=torch.int64), ones, ones * 0, **flags)
+    with record("sm_90") as recording:
+        portable.sample(torch.zeros(rows, vocab), params, ones * 0)
+    return recording
 
 
-def test_an_unlikely_id_can_still_be_drawn() -> None:
-    """With a uniform number of 0 the first kept id is meant, however small its probability."""
-    logits = torch.linspace(-80, 80, 300).repeat(2, 1)
-    ones = torch.ones(2, dtype=torch.float64)
-    params = SamplingTensors(ones, torch.tensor([0, 2]), torch.tensor([1.0, 1.0]).double(), ones * 0)
-    assert portable.sample(logits, params, ones * 0).tolist() == [0, 298]
+@pytest.mark.parametrize(
+    ("flags", "count"),
+    [({"all_greedy": True, "any_filter": False}, 2), ({"all_greedy": True}, 2), ({"any_filter": False}, 3), ({}, 9)],
+)
+def test_number_of_launches(flags: dict[str, bool], count: int) -> None:
+    assert len(launched(3, V, **flags).launches) == count
+
+
+@pytest.mark.parametrize("flags", [{}, {"any_filter": False}])
+def test_nothing_that_fixes_the_order_of_sums_depends_on_the_batch(flags: dict[str, bool]) -> None:
+    """Constants and warps are those of a row alone, so a row gives the same bits in every batch."""
+    one, many = (launched(rows, 3000, **flags) for rows in (1, 33))
+    assert one.tuned == many.tuned and [dict(lookup.axes) for lookup in one.tuned] == [{"V": 3000}]
+    for a, b in zip(one.launches, many.launches, strict=True):
+        names = [param.name for param in a.function.params if param.is_constexpr]
+        assert names and {n: a.constant(n) for n in names} == {n: b.constant(n) for n in names}
+        assert (a.name, a.options["num_warps"]) == (b.name, b.options["num_warps"])
+
+
+@pytest.mark.parametrize(("rows", "vocab"), [(3, 300), (2, V)])
+def test_the_scratch_memory_that_the_record_names_is_what_a_call_allocates(rows: int, vocab: int) -> None:
+    ones = torch.ones(rows, dtype=torch.float64)
+    params = SamplingTensors(ones, torch.ones(rows, dtype=torch.int64), ones, ones * 0)
+    with record("sm_90"), Allocated() as allocated:
+        portable.sample(torch.zeros(rows, vocab), params, ones * 0)
+    # Without the ids, which are the result; the record takes the configuration that needs most.
+    assert allocated.bytes - 8 * rows <= workspace(rows, vocab) < 1.3 * allocated.bytes + 4096 * rows
+
+
+def test_many_rows_are_drawn_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 256 << 20 < workspace(10**6, V) < 300 << 20
+    assert rows_at_once(V) == 409 and rows_at_once(1 << 40) == 1
+    monkeypatch.setattr(sample_scratch, "CANDIDATE_BYTES", 4 * 300 * 4)
+    assert [launch.grid[0] for launch in launched(10, 300).launches if launch.name.endswith("cut_kernel")] == [4, 4, 2]
+    # Without a filter there are no candidates.
+    assert len(launched(10, 300, any_filter=False).launches) == 3
 
 
 def test_no_rows() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from k3port.backends.portable.base import triton_kernel, triton_requires
+from k3port.backends.portable.sample_scratch import sample_workspace
 from k3port.oracle.spec import PRIORITY_PORTABLE, AxisRule, KernelSpec, Requires
 
 _GPU = Requires(vendors=("nvidia", "amd"))
@@ -59,8 +60,10 @@ KERNELS: tuple[KernelSpec, ...] = (
     triton_kernel(
         "sample",
         "sample",
-        "temperature, min-p and the draw in Triton, rows with top-k or top-p through torch's sort",
+        "top-k, top-p, min-p and the draw without a sort",
         load="k3port.backends.portable.kernels.sample:sample",
-        numerics="uses the reference's uniform numbers and float64 sums: the same ids",
+        numerics="the reference's uniform numbers, float64 sums: the same ids, save where p or a uniform number meets "
+        "a sum of probabilities to the last bits",
+        workspace_bytes=sample_workspace,
     ),
 )

@@ -68,12 +68,12 @@ def _ranges(sizes: Sequence[int]) -> dict[int, Range]:
     return {size: (low, high) for size, low, high in zip(sizes, lows, highs, strict=True)}
 
 
-def _joined(entries: list[NewEntry], name: str) -> list[NewEntry]:
-    """Entries that touch along one axis, agree on all others and have one configuration, as one."""
+def _joined(entries: Sequence[NewEntry], name: str, any_config: bool = False) -> list[NewEntry]:
+    """Entries that touch along one axis, agree on all others and have one configuration, or any, as one."""
     done: list[NewEntry] = []
     for entry in sorted(entries, key=lambda e: _order(e.when, last=name)):
         before = done[-1] if done else None
-        if before is not None and _touches(before, entry, name):
+        if before is not None and _touches(before, entry, name) and (any_config or before.config == entry.config):
             when = {**before.when, name: (before.when[name][0], entry.when[name][1])}
             done[-1] = NewEntry(when, before.config, {**before.microseconds, **entry.microseconds})
         else:
@@ -84,7 +84,7 @@ def _joined(entries: list[NewEntry], name: str) -> list[NewEntry]:
 def _touches(a: NewEntry, b: NewEntry, name: str) -> bool:
     end, begin = a.when[name][1], b.when[name][0]
     others = all(a.when[other] == b.when[other] for other in a.when if other != name)
-    return others and a.config == b.config and end is not None and begin == end + 1
+    return others and end is not None and begin == end + 1
 
 
 def _order(when: Mapping[str, Range], last: str = "") -> tuple[int, ...]:
@@ -98,15 +98,19 @@ def updated_file(
     """The file's content with new entries of one architecture in front.
 
     Kept behind them: entries of other architectures, entries for every architecture, and those of this one that no new
-    entry covers; they serve the sizes between and beyond. An entry that is covered loses this architecture.
+    entries cover; they serve the sizes between and beyond. An entry that is covered, by one or by neighbours along one
+    axis, loses this architecture.
 
     Args:
         measured: device and versions; the times are added per entry.
     """
     kept: list[dict[str, Any]] = []
+    names = entries[0].when if entries else ()
+    joined = [span for name in names for span in _joined(entries, name, any_config=True)]
+    spans = [entry.when for entry in (*entries, *joined)]
     for entry in old["entries"]:
         archs = entry["archs"]
-        if arch in archs and any(_covers(new.when, entry["when"]) for new in entries):
+        if arch in archs and any(_covers(span, entry["when"]) for span in spans):
             archs = [name for name in archs if name != arch]
         if archs:
             kept.append({**entry, "archs": archs})

@@ -5,7 +5,8 @@ A kernel's module names its choices beside the function::
     CANDIDATES = {"BLOCK": (512, 1024), "num_warps": (4, 8)}
 
 Every combination is tried; keys that are not named keep the value of the configuration in use. Where a module asks for
-several configurations, ``CANDIDATES`` maps their names to such mappings.
+several configurations, ``CANDIDATES`` maps their names to such mappings, or to several of them that are tried one after
+the other.
 """
 
 from __future__ import annotations
@@ -69,7 +70,10 @@ class CaseResult:
         return Tuned(self.axes, self.best.config, self.best.microseconds)
 
 
-def grids(spec: KernelSpec) -> dict[str, Mapping[str, Sequence[int]]]:
+Grid = Mapping[str, Sequence[int]]
+
+
+def grids(spec: KernelSpec) -> dict[str, tuple[Grid, ...]]:
     """The ``CANDIDATES`` of a kernel's module by configuration name; one name "" where the module gives none.
 
     Raises:
@@ -79,22 +83,31 @@ def grids(spec: KernelSpec) -> dict[str, Mapping[str, Sequence[int]]]:
     found = getattr(importlib.import_module(module), "CANDIDATES", None)
     if not isinstance(found, Mapping) or not found:
         raise K3Error(f"{spec.name} has nothing to tune", hint=f"{module} needs CANDIDATES: see docs/benchmarks.md")
-    nested: dict[str, Mapping[str, Any]] = {name: value for name, value in found.items() if isinstance(value, Mapping)}
-    result = nested if len(nested) == len(found) else {"": found}
-    for grid in result.values():
-        for key, values in grid.items():
-            if isinstance(values, Mapping) or not values or not all(isinstance(value, int) for value in values):
-                raise K3Error(f"CANDIDATES of {module}: {key} needs whole numbers", hint="see docs/benchmarks.md")
+    nested = {name: _as_grids(value) for name, value in found.items()}
+    result = nested if all(nested.values()) else {"": (found,)}
+    for key, values in (item for several in result.values() for grid in several for item in grid.items()):
+        if _as_grids(values) or not values or not all(isinstance(value, int) for value in values):
+            raise K3Error(f"CANDIDATES of {module}: {key} needs whole numbers", hint="see docs/benchmarks.md")
     return result
 
 
-def combinations(grid: Mapping[str, Sequence[int]], in_use: Config) -> Iterator[Config]:
-    """Every combination of a grid laid over the configuration in use, that one first."""
-    yield dict(in_use)
-    for values in itertools.product(*grid.values()):
-        config = {**in_use, **dict(zip(grid, values, strict=True))}
-        if config != in_use:
-            yield config
+def _as_grids(value: Any) -> tuple[Grid, ...]:
+    """A mapping, or several in a sequence; empty where it is neither."""
+    several = (value,) if isinstance(value, Mapping) else value
+    whole = isinstance(several, Sequence) and all(isinstance(grid, Mapping) for grid in several)
+    return tuple(several) if whole else ()
+
+
+def combinations(several: Sequence[Grid], in_use: Config) -> Iterator[Config]:
+    """Every combination of some grids laid over the configuration in use, each once, that one first."""
+    yield in_use
+    seen = [in_use]
+    for grid in several:
+        for values in itertools.product(*grid.values()):
+            config = {**in_use, **dict(zip(grid, values, strict=True))}
+            if config not in seen:
+                seen.append(config)
+                yield config
 
 
 Spills = dict[tuple[str, tuple[tuple[str, int], ...]], int]
@@ -126,13 +139,13 @@ def tune_case(
     sets = [cloned(args) for _ in range(copies_needed(tensor_bytes(*args.values()) + results, bench.cold_bytes))]
     tuned: dict[str, Config] = {}
     found: list[CaseResult] = []
-    for name, grid in grids(spec).items():
+    for name, several in grids(spec).items():
         request = _request(spec, name, requests)
         if request is None:
             continue
         in_use = dict(request.config)
         trials, passed = list[Trial](), list[Config]()
-        configs = list(combinations(grid, in_use))
+        configs = list(combinations(several, in_use))
         if ahead is not None:
             all_forced = [{**tuned, request.name: config} for config in configs]
             ahead.compile(spec, workload, case, all_forced, tensor_bytes(*args.values()))

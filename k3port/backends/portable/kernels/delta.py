@@ -44,3 +44,19 @@ def delta_step(s, q, k, kq, v, decay, beta):  # type: ignore[no-untyped-def]
     u = beta * (v - tl.sum(s * k[None, :], axis=1))
     o = tl.sum(s * q[None, :], axis=1) + u * kq
     return s + u[:, None] * k[None, :], o, u
+
+
+@triton.jit
+def delta_rows(s, q, k, kq, v, decay, beta, mine):  # type: ignore[no-untyped-def]
+    """:func:`delta_step` of some rows of a head from all of its values.
+
+    Each row takes its value out of ``v`` in the sum that it needs anyway: taken before, by rows, every lane of a warp
+    would have to compute the values of all of the warp's rows.
+
+    Args:
+        mine: ``[V, K]``, where the number of the row is that of the column.
+    """
+    s *= decay[None, :]
+    u = beta * tl.sum(tl.where(mine, v[None, :], 0.0) - s * k[None, :], axis=1)
+    o = tl.sum(s * q[None, :], axis=1) + u * kq
+    return s + u[:, None] * k[None, :], o, u

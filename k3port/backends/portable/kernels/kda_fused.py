@@ -4,6 +4,9 @@ gated output norm.
 One program takes the rows of a head's state in tiles, one after the other, and holds their outputs for the norm. Where
 there are too few heads to fill the GPU several programs share a head, and whichever of them comes last finds all values
 in memory, does the norm, which needs all values of the head, and shifts the convolution's tail, which all have read.
+
+Where there are so many heads that the recurrence alone keeps the memory busy, separate kernels can be faster: the
+tuned configuration says which.
 """
 
 from __future__ import annotations
@@ -14,17 +17,21 @@ import torch
 import triton
 import triton.language as tl
 
-from k3port.backends.portable.kernels.delta import unit_pair
+from k3port.backends.portable.kernels.delta import delta_rows, unit_pair
 from k3port.backends.portable.kernels.kda_intra import BOUNDED, SOFTPLUS, log_decay
+from k3port.backends.portable.kernels.kda_parts import kda_separate
 from k3port.backends.portable.kernels.kda_verify import kda_verify
-from k3port.backends.portable.kernels.lib import LOG2E, cast, exp2, gated, rounded, sigmoid
+from k3port.backends.portable.kernels.lib import LOG2E, cast, exp2, gated, norm_gated, sigmoid
 from k3port.backends.portable.launch import ceil_div, in_rows, launch, power_of_2, tuned
 from k3port.ops.kda_state import KdaParams, KdaState
 from k3port.ops.segment import Segment
 
 CANDIDATES = {
-    "kda_fused": {"block_v": (8, 16, 32), "passes": (1, 2, 4, 8, 16), "num_warps": (1, 2, 4)},
-    "kda_verify": {"block_v": (8, 16, 32), "num_warps": (1, 2, 4)},
+    "kda_fused": (
+        {"launches": (1,), "block_v": (8, 16, 32), "passes": (1, 2, 4, 8, 16), "num_warps": (1, 2, 4)},
+        {"launches": (3,)},
+    ),
+    "kda_verify": ({"launches": (1,), "block_v": (8, 16, 32), "num_warps": (1, 2, 4)}, {"launches": (3,)}),
 }
 
 
@@ -78,25 +85,6 @@ def convolved(x0, x1, x2, x3, w0, w1, w2, w3, W: tl.constexpr):  # type: ignore[
         y += x3.to(tl.float32) * w3
     # The separate ops round here as well.
     return cast(gated(y, y), x0.dtype).to(tl.float32)
-
-
-@triton.jit
-def step(s, q, k, kq, v, decay, beta, mine):  # type: ignore[no-untyped-def]
-    """The next state and the output of some rows of a head, as :func:`delta_step` has them, from all values of it.
-
-    Each row takes its value out of ``v`` in the sum that it needs anyway: ``mine`` is where the row's number is the
-    column's.
-    """
-    s *= decay[None, :]
-    u = beta * tl.sum(tl.where(mine, v[None, :], 0.0) - s * k[None, :], axis=1)
-    o = tl.sum(s * q[None, :], axis=1) + u * kq
-    return s + u[:, None] * k[None, :], o
-
-
-@triton.jit
-def norm_gated(y, gate, weight, eps, D: tl.constexpr, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Gated norm of the ``D`` outputs of a head."""
-    return cast(gated(y * tl.rsqrt(tl.sum(rounded(y * y), axis=0) / D + eps) * weight, gate), dtype)
 
 
 @triton.jit
@@ -184,7 +172,7 @@ def kda_fused_kernel(  # type: ignore[no-untyped-def]
         # The next rows are on their way while these are worked on.
         s = tl.load(state + BV * D, mask=(rows + BV < D)[:, None] & live[None, :], other=0.0)
         mine = rows[:, None] == c[None, :]
-        tile, o = step(tile, q, k, kq, v, decay, beta, mine)
+        tile, o, _u = delta_rows(tile, q, k, kq, v, decay, beta, mine)
         if SPLIT > 1:
             tl.store(values + rows, o, mask=rows < D)
         else:
@@ -194,7 +182,7 @@ def kda_fused_kernel(  # type: ignore[no-untyped-def]
         state += BV * D
         rows += BV
     mine = rows[:, None] == c[None, :]
-    tile, o = step(s.to(tl.float32), q, k, kq, v, decay, beta, mine)
+    tile, o, _u = delta_rows(s.to(tl.float32), q, k, kq, v, decay, beta, mine)
     weight = tl.load(norm_ptr + c, mask=live, other=0.0)
     gate = tl.load(gate_ptr + row * gate_stride + channel, mask=live, other=0.0).to(tl.float32)
     arrived = 0
@@ -232,9 +220,12 @@ def kda_decode(
     segment: Segment,
 ) -> torch.Tensor:
     """See :func:`k3port.ops.kda.kda`, for decode: one token per request, or drafts."""
-    if segment.draft:
-        return kda_verify(qkv, gate_raw, beta_logit, out_gate, params, state, segment)
     heads, dim = params.num_heads, params.head_dim
+    config = tuned("kda_verify" if segment.draft else "kda_fused", N=segment.slots.shape[0] * heads)
+    if config["launches"] > 1:
+        return kda_separate(qkv, gate_raw, beta_logit, out_gate, params, state, segment)
+    if segment.draft:
+        return kda_verify(qkv, gate_raw, beta_logit, out_gate, params, state, segment, config)
     qkv, qkv_stride = in_rows(qkv)
     gate_raw, raw_stride = in_rows(gate_raw)
     beta_logit, beta_stride = in_rows(beta_logit)
@@ -243,7 +234,6 @@ def kda_decode(
     requests, taps = qkv.shape[0], params.conv
     if not requests:
         return out
-    config = tuned("kda_fused", N=requests * heads)
     block_v, passes, split = _tiles(config["block_v"], config["passes"], dim, state.arrivals is not None)
     launch(
         kda_fused_kernel,

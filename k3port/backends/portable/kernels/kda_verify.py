@@ -11,10 +11,11 @@ import torch
 import triton
 import triton.language as tl
 
-from k3port.backends.portable.kernels.delta import delta_step, unit_pair
+from k3port.backends.portable.kernels.delta import delta_rows, unit_pair
 from k3port.backends.portable.kernels.kda_intra import BOUNDED, SOFTPLUS, log_decay
-from k3port.backends.portable.kernels.lib import LN2, LOG2E, cast, exp2, rounded, sigmoid
-from k3port.backends.portable.launch import ceil_div, in_rows, launch, power_of_2, tuned
+from k3port.backends.portable.kernels.lib import LN2, LOG2E, cast, exp2, norm_gated, sigmoid
+from k3port.backends.portable.launch import ceil_div, in_rows, launch, power_of_2
+from k3port.backends.portable.tuning import Config
 from k3port.ops.kda_state import KdaParams, KdaState, required_record
 from k3port.ops.segment import Segment
 
@@ -46,8 +47,16 @@ def convolved(window, taps, W: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def norm_gated(o, gate, weight, eps, D: tl.constexpr):  # type: ignore[no-untyped-def]
-    return o * tl.rsqrt(tl.sum(rounded(o * o), axis=0) / D + eps) * weight * sigmoid(gate)
+def token_rows(x_ptr, raw_ptr, beta_ptr, c, live, D: tl.constexpr, P: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What one token brings for one head, from pointers to it: inputs of the convolution, raw gate and logit; zeros
+    unless live."""
+    # A scalar condition goes into the bound: the interpreter cannot combine its mask with a row's.
+    there = c < tl.where(live, D, 0)
+    q = tl.load(x_ptr + c, mask=there, other=0.0)
+    k = tl.load(x_ptr + P + c, mask=there, other=0.0)
+    v = tl.load(x_ptr + 2 * P + c, mask=there, other=0.0)
+    z = tl.load(raw_ptr + c, mask=there, other=0.0).to(tl.float32)
+    return q, k, v, z, tl.load(beta_ptr, mask=live, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -84,6 +93,7 @@ def kda_verify_kernel(  # type: ignore[no-untyped-def]
     W: tl.constexpr,
     GATE: tl.constexpr,
     N: tl.constexpr,
+    BN: tl.constexpr,
 ):
     part = tl.program_id(0)
     h = tl.program_id(1)
@@ -105,7 +115,10 @@ def kda_verify_kernel(  # type: ignore[no-untyped-def]
         return
     state = state_ptr + ((slot * H + h) * D + own[:, None]) * D + c[None, :]
     s = tl.load(state, mask=own_live[:, None] & live[None, :], other=0.0).to(tl.float32)
-    x = qkv_ptr + begin * qkv_stride
+    x = qkv_ptr + begin * qkv_stride + h * D
+    raw = raw_ptr + begin * raw_stride + h * D
+    logits = beta_ptr + begin * beta_stride + h
+    xq, xk, xv, z, logit = token_rows(x, raw, logits, c, count > 0, D, P)
     tail = tail_ptr + slot * ((W - 1) * 3 * P)
     values = values_ptr + begin * P + h * D
     # Without the token's number, which inside such a 64-bit product keeps Triton 3.9 from compiling for gfx9.
@@ -117,30 +130,33 @@ def kda_verify_kernel(  # type: ignore[no-untyped-def]
     dtype: tl.constexpr = qkv_ptr.dtype.element_ty
     q_taps = tap_rows(taps_ptr, h * D, c, D, W)
     k_taps = tap_rows(taps_ptr, P + h * D, c, D, W)
-    v_taps = tap_rows(taps_ptr, 2 * P + h * D, own, D, W)
+    v_taps = tap_rows(taps_ptr, 2 * P + h * D, c, D, W)
     q_held = tail_rows(tail, h * D, c, D, P, W, dtype)
     k_held = tail_rows(tail, P + h * D, c, D, P, W, dtype)
-    v_held = tail_rows(tail, 2 * P + h * D, own, D, P, W, dtype)
+    v_held = tail_rows(tail, 2 * P + h * D, c, D, P, W, dtype)
+    mine = own[:, None] == c[None, :]
     for i in tl.range(0, count, num_stages=1):
-        token = begin + i
-        here = x + i * qkv_stride + h * D
-        q_window = q_held + (tl.load(here + c, mask=live, other=0.0),)
-        k_window = k_held + (tl.load(here + P + c, mask=live, other=0.0),)
-        v_window = v_held + (tl.load(here + 2 * P + own, mask=own_live, other=0.0),)
+        q_window = q_held + (xq,)
+        k_window = k_held + (xk,)
+        v_window = v_held + (xv,)
+        g = log_decay(z + bias, live, 0.0, a, bound, GATE)
+        beta = sigmoid(logit)
+        # The next token is on its way while this one is worked on.
+        x += qkv_stride
+        raw += raw_stride
+        logits += beta_stride
+        xq, xk, xv, z, logit = token_rows(x, raw, logits, c, i + 1 < count, D, P)
         q = convolved(q_window, q_taps, W).to(tl.float32)
         k = convolved(k_window, k_taps, W)
         v = convolved(v_window, v_taps, W).to(tl.float32)
-        z = tl.load(raw_ptr + token * raw_stride + channel, mask=live, other=0.0).to(tl.float32) + bias
-        g = log_decay(z, live, 0.0, a, bound, GATE)
-        beta = sigmoid(tl.load(beta_ptr + token * beta_stride + h).to(tl.float32))
         q, key, kq = unit_pair(q, k.to(tl.float32))
-        s, o, u = delta_step(s, q * D**-0.5, key, kq * D**-0.5, v, exp2(g), beta)
+        s, o, u = delta_rows(s, q * D**-0.5, key, kq * D**-0.5, v, exp2(g), beta, mine)
         tl.store(u_record_ptr + rows + i * P + own, u, mask=own_live)
-        kept = inputs + i * (3 * P)
-        tl.store(kept + 2 * P + own, v_window[W - 1], mask=own_live)
         if part == 0:
+            kept = inputs + i * (3 * P)
             tl.store(kept + c, q_window[W - 1], mask=live)
             tl.store(kept + P + c, k_window[W - 1], mask=live)
+            tl.store(kept + 2 * P + c, v_window[W - 1], mask=live)
             tl.store(k_record_ptr + rows + i * P + c, k, mask=live)
             tl.store(g_record_ptr + rows + i * P + c, g * LN2, mask=live)
         q_held = q_window[1:]
@@ -150,17 +166,20 @@ def kda_verify_kernel(  # type: ignore[no-untyped-def]
             tl.store(values + i * P + own, o, mask=own_live)
         else:
             o = tl.where(own_live, o, 0.0)
-            gate = tl.load(gate_ptr + token * gate_stride + channel, mask=live, other=0.0).to(tl.float32)
-            tl.store(out + i * P + c, cast(norm_gated(o, gate, weight, eps, D), out_ptr.dtype.element_ty), mask=live)
+            gate = tl.load(gate_ptr + (begin + i) * gate_stride + channel, mask=live, other=0.0).to(tl.float32)
+            tl.store(out + i * P + c, norm_gated(o, gate, weight, eps, D, out_ptr.dtype.element_ty), mask=live)
     if SPLIT > 1:
         tl.debug_barrier()
-        if tl.atomic_add(arrivals_ptr + slot * H + h, 1, sem="acq_rel") != SPLIT - 1:
-            return
-        tl.store(arrivals_ptr + slot * H + h, 0)
-        for i in tl.range(0, count, num_stages=1):
-            o = tl.load(values + i * P + c, mask=live, other=0.0)
-            gate = tl.load(gate_ptr + (begin + i) * gate_stride + channel, mask=live, other=0.0).to(tl.float32)
-            tl.store(out + i * P + c, cast(norm_gated(o, gate, weight, eps, D), out_ptr.dtype.element_ty), mask=live)
+        if tl.atomic_add(arrivals_ptr + slot * H + h, 1, sem="acq_rel") == SPLIT - 1:
+            tl.store(arrivals_ptr + slot * H + h, 0)
+            # All tokens at once: each load waits as long as all of them together.
+            t = tl.arange(0, BN)[:, None]
+            there = (t < count) & live[None, :]
+            o = tl.load(values + t * P + c[None, :], mask=there, other=0.0)
+            gates = gate_ptr + begin * gate_stride + channel[None, :]
+            gate = tl.load(gates + t * gate_stride, mask=there, other=0.0).to(tl.float32)
+            y = norm_gated(o, gate, weight[None, :], eps, D, out_ptr.dtype.element_ty)
+            tl.store(out + t * P + c[None, :], y, mask=there)
 
 
 def kda_verify(
@@ -171,6 +190,7 @@ def kda_verify(
     params: KdaParams,
     state: KdaState,
     segment: Segment,
+    config: Config,
 ) -> torch.Tensor:
     """See :func:`k3port.ops.kda.kda`, for a segment of drafts."""
     record = required_record(segment, state.drafts)
@@ -179,11 +199,9 @@ def kda_verify(
     out = torch.empty((tokens, heads * dim), dtype=qkv.dtype, device=qkv.device)
     if not requests or record is None:
         return out
-    config = dict(tuned("kda_verify", N=requests * heads))
     block = power_of_2(dim)
-    block_v = config.pop("block_v")
     # One wave stores the values of a tile: on AMD a barrier does not wait for the stores of the others.
-    block_v = min(block_v, block, 32) if state.arrivals is not None else block
+    block_v = min(config["block_v"], block, 32) if state.arrivals is not None else block
     qkv, qkv_stride = in_rows(qkv)
     gate_raw, raw_stride = in_rows(gate_raw)
     beta_logit, beta_stride = in_rows(beta_logit)
@@ -225,6 +243,7 @@ def kda_verify(
         W=params.conv.shape[1],
         GATE=SOFTPLUS if params.lower_bound is None else BOUNDED,
         N=record.k.shape[1],
-        **config,
+        BN=power_of_2(record.k.shape[1]),
+        num_warps=config["num_warps"],
     )
     return out

@@ -98,6 +98,13 @@ def gated(y, x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def norm_gated(y, gate, weight, eps, D: tl.constexpr, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    """RMSNorm over the last axis, of which ``D`` numbers are not padding, times ``sigmoid(gate)``, in ``dtype``."""
+    square = tl.sum(rounded(y * y), axis=len(y.shape) - 1, keep_dims=True)
+    return cast(gated(y * tl.rsqrt(square / D + eps) * weight, gate), dtype)
+
+
+@triton.jit
 def softplus(z):  # type: ignore[no-untyped-def]
     """float32 ``log(1 + exp(z))``, from 20 on ``z`` itself.
 

@@ -1,4 +1,4 @@
-"""Choosing the next token from K3's vocabulary: greedy, with temperature and min-p, and with every filter."""
+"""Choosing the next token from K3's vocabulary: greedy, with temperature and min-p, with top-p, with every filter."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ class Settings:
 KINDS = (
     Settings("greedy", 0.0),
     Settings("min-p", 0.8, min_p=0.02),
+    Settings("top-p", 0.8, top_p=0.95),
     Settings("top-k, top-p, min-p", 0.8, 50, 0.95, 0.02),
 )
 
