@@ -71,7 +71,7 @@ def _with_state(suffix: str, state: str) -> tuple[KernelSpec, ...]:
             f"kda_prefill{suffix}",
             "kda",
             f"convolution, chunked recurrence with the gate inside, gated norm, {state} state",
-            load="k3port.backends.portable.kernels.kda_parts:kda_prefill",
+            load="k3port.backends.portable.kernels.kda_prefill:kda_prefill",
             phases=("prefill",),
             requires=triton_requires(
                 dtypes=("bfloat16", "float32"),

@@ -19,7 +19,7 @@ import triton.language as tl
 
 from k3port.backends.portable.kernels.delta import delta_rows, unit_pair
 from k3port.backends.portable.kernels.kda_intra import BOUNDED, SOFTPLUS, log_decay
-from k3port.backends.portable.kernels.kda_parts import kda_separate
+from k3port.backends.portable.kernels.kda_separate import kda_separate
 from k3port.backends.portable.kernels.kda_verify import kda_verify
 from k3port.backends.portable.kernels.lib import LOG2E, cast, exp2, gated, norm_gated, sigmoid
 from k3port.backends.portable.launch import ceil_div, in_rows, launch, power_of_2, tuned
