@@ -147,6 +147,7 @@ def _samples(dtype: torch.dtype, gen: torch.Generator) -> Iterator[Sample]:
     ties = {"logits": torch.zeros(2, vocab), "params": _params(2, 1.0, top_k=3), "uniform": edge}
     yield Sample("ties", ties, adversarial=True)
     yield _rows_hard_to_cut(gen)
+    yield _ties_far_apart()
 
 
 def _rows_hard_to_cut(gen: torch.Generator) -> Sample:
@@ -179,6 +180,18 @@ def _rows_hard_to_cut(gen: torch.Generator) -> Sample:
     uniform = 0.5 + 0.5 * torch.rand(len(rows), generator=gen, dtype=torch.float64)
     args = {"logits": torch.stack(logits), "params": params, "uniform": uniform}
     return Sample("rows that are hard to cut", args, adversarial=True)
+
+
+def _ties_far_apart() -> Sample:
+    """Top-k ends among equals that lie further apart than a kernel holds ids at once; the draws cover all that stay."""
+    rows, vocab = 20, 2310
+    logits = torch.zeros(rows, vocab)
+    logits[:, 600:] = 0.25
+    logits[:, 700:800] = -1
+    # 1610 ids of a quarter, and the first 350 of the 600 zeros.
+    params = _params(rows, 1.0, top_k=1960)
+    uniform = (torch.arange(rows, dtype=torch.float64) + 0.5) / rows
+    return Sample("ties far apart", {"logits": logits, "params": params, "uniform": uniform}, adversarial=True)
 
 
 def _check_distribution(function: Callable[..., Any], dtype: torch.dtype, gen: torch.Generator) -> None:

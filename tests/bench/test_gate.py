@@ -73,6 +73,16 @@ def test_other_slots_must_stay() -> None:
         gate(conv_workload(), touches_the_null_slot)
 
 
+def test_what_the_op_only_reads_must_stay() -> None:
+    def writes_its_input(**args: Any) -> torch.Tensor:
+        y = bench_parts.right(**args)
+        args["weight"][3] = 7
+        return y
+
+    with pytest.raises(GateError, match="weight changed, which the op must leave as it is"):
+        gate(rms_workload(), writes_its_input)
+
+
 def test_the_inputs_stay_for_the_timing() -> None:
     workload = conv_workload()
     args = make_args(workload.cases[0], torch.device("cpu"))

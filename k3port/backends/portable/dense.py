@@ -63,7 +63,7 @@ KERNELS: tuple[KernelSpec, ...] = (
         "top-k, top-p, min-p and the draw without a sort",
         load="k3port.backends.portable.kernels.sample:sample",
         numerics="the reference's uniform numbers, float64 sums: the same ids, save where p or a uniform number meets "
-        "a sum of probabilities to the last bits",
+        "a sum of probabilities to the last bits, or where unequal logits have equal probabilities",
         workspace_bytes=sample_workspace,
     ),
 )

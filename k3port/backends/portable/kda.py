@@ -95,7 +95,7 @@ def _with_state(suffix: str, state: str) -> tuple[KernelSpec, ...]:
             requires=triton_requires(state_dtypes=(state,), axes=(*_DIMS, AxisRule("W", minimum=2, maximum=4))),
             layouts={**layout, **_CONV},
             covers=OPS["kda"].parts,
-            numerics=kept,
+            numerics=f"{kept}; many requests' values are rounded between the three launches",
         ),
         triton_kernel(
             f"fla_kda_chunk{suffix}",

@@ -16,6 +16,7 @@ from k3port.errors import NumericsError
 from k3port.ops.contract import cloned, relative_rms, resolve_path
 from k3port.testing.bench.workload import Answer, Args, Op, Workload, contract_answer
 from k3port.testing.contract.reference import as_tuple
+from k3port.testing.contract.variants import tensors
 from k3port.testing.harness import PEAK_FACTOR, poisoned_memory
 
 PEER_TOLERANCE = 5e-2
@@ -76,8 +77,11 @@ def pass_gate(kernel: str, function: Op, workload: Workload, case: str, args: Ar
         written = (wanted != old).any(dim=-1)
         if written.any():
             errors[path] = _error(path, value[written], wanted[written], tolerance, faults)
-        if not torch.equal(value[~written].nan_to_num(), old[~written].nan_to_num()):
+        if not _same_bits(value[~written], old[~written]):
             faults.append(f"{path}: rows that the op must not touch changed")
+    for (path, value), (_, old) in zip(tensors(own), tensors(args), strict=True):
+        if path not in answer.updated and not _same_bits(value, old):
+            faults.append(f"{path} changed, which the op must leave as it is")
     if not errors and not faults:
         faults.append("it wrote nothing that could be compared")
     if faults:
@@ -96,6 +100,11 @@ def peer_error(call: Callable[[], Any], answer: Answer) -> float:
         worst = max(worst, relative_rms(result.reshape(wanted.shape), wanted))
         compared += 1
     return worst if compared else float("nan")
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """NaN equals NaN, and zero does not equal minus zero."""
+    return torch.equal(*(x.reshape(-1).contiguous().view(torch.uint8) for x in (a, b)))
 
 
 def _error(name: str, value: torch.Tensor, wanted: torch.Tensor, tolerance: float, faults: list[str]) -> float:

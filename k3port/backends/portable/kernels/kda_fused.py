@@ -28,7 +28,9 @@ from k3port.ops.segment import Segment
 
 CANDIDATES = {
     "kda_fused": (
-        {"launches": (1,), "block_v": (8, 16, 32), "passes": (1, 2, 4, 8, 16), "num_warps": (1, 2, 4)},
+        {"launches": (1,), "block_v": (8,), "passes": (1, 2, 4, 8, 16), "num_warps": (1, 2, 4)},
+        {"launches": (1,), "block_v": (16,), "passes": (1, 2, 4, 8), "num_warps": (1, 2, 4)},
+        {"launches": (1,), "block_v": (32,), "passes": (1, 2, 4), "num_warps": (1, 2, 4)},
         {"launches": (3,)},
     ),
     "kda_verify": ({"launches": (1,), "block_v": (8, 16, 32), "num_warps": (1, 2, 4)}, {"launches": (3,)}),

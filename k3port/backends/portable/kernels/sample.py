@@ -14,7 +14,7 @@ import triton.language as tl
 
 from k3port.backends.portable.kernels.sample_band import mass_of
 from k3port.backends.portable.kernels.sample_cut import find_cuts
-from k3port.backends.portable.launch import launch, tuned
+from k3port.backends.portable.launch import in_rows, launch, tuned
 from k3port.backends.portable.sample_scratch import rows_at_once, span_block, span_count
 from k3port.backends.portable.tuning import Config
 from k3port.ops.sample import SamplingTensors
@@ -205,10 +205,13 @@ def row_draw_kernel(  # type: ignore[no-untyped-def]
 def sample(logits: torch.Tensor, params: SamplingTensors, uniform: torch.Tensor) -> torch.Tensor:
     """See :func:`k3port.ops.sample.sample`."""
     rows, vocab = logits.shape
-    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    logits, _stride = in_rows(logits)
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if not rows:
         return out
+    uniform = uniform.contiguous()
+    values = (x.contiguous() for x in (params.temperature, params.top_k, params.top_p, params.min_p))
+    params = SamplingTensors(*values, params.all_greedy, params.any_filter)
     # Of the vocabulary alone: the sizes fix the order of the sums, and so the id of a row whatever is beside it.
     config = tuned("sample", V=vocab)
     step = rows_at_once(vocab) if params.any_filter else rows

@@ -64,7 +64,8 @@ def sums(  # type: ignore[no-untyped-def]
         ids = start + lane
         x = tl.load(ptr + ids, mask=ids < end, other=float("-inf"))
         x = tl.where(x < limit, x, float("-inf"))
-        reaches = x[None, :] >= least[:, None]
+        # A pivot may be minus infinity, which is what stands for numbers that are not there.
+        reaches = (x[None, :] >= least[:, None]) & (ids < end)[None, :]
         counts += reaches.to(tl.int32)
         if MASS:
             masses += tl.where(reaches, mass_of(x, peak, temperature)[None, :], 0.0)
@@ -272,7 +273,7 @@ def row_gather_kernel(  # type: ignore[no-untyped-def]
             for start in range(span * SPAN, tl.minimum(span * SPAN + SPAN, V), BLOCK):
                 ids = start + tl.arange(0, BLOCK)
                 x = tl.load(logits_ptr + ids, mask=ids < V, other=float("-inf"))
-                mine = (x >= least) & (x < limit)
+                mine = (x >= least) & (x < limit) & (ids < V)
                 upto = tl.cumsum(mine.to(tl.int32), axis=0)
                 tl.store(out_ptr + offset + upto - 1, x, mask=mine)
                 offset += tl.sum(mine.to(tl.int32), axis=0)
