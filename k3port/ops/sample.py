@@ -186,11 +186,11 @@ def _rows_hard_to_cut(gen: torch.Generator) -> Sample:
 
 def _ties_far_apart() -> Sample:
     """Top-k ends among equals that lie further apart than a kernel holds ids at once; the draws cover all that stay."""
-    rows, vocab = 8, 1100
+    rows, vocab = 8, 1300
     logits = torch.zeros(rows, vocab)
     logits[:, 600:] = 0.25
-    # The 500 ids of a quarter, and the first 350 of the 600 zeros.
-    params = _params(rows, 1.0, top_k=850)
+    # The 700 ids of a quarter, and the first 350 of the 600 zeros.
+    params = _params(rows, 1.0, top_k=1050)
     uniform = (torch.arange(rows, dtype=torch.float64) + 0.5) / rows
     return Sample("ties far apart", {"logits": logits, "params": params, "uniform": uniform}, adversarial=True)
 
