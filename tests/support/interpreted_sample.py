@@ -12,6 +12,7 @@ from k3port.backends.portable.kernels import sample as portable
 from k3port.backends.portable.kernels.sample_cut import find_cuts
 from k3port.backends.portable.launch import force_config
 from k3port.ops.sample import SamplingTensors, sample
+from k3port.testing.harness import poisoned_memory
 
 Rows = tuple[torch.Tensor, SamplingTensors, torch.Tensor]
 
@@ -94,6 +95,13 @@ def main() -> None:
     params = SamplingTensors(ones, torch.tensor([0, 2]), ones, ones * 0)
     ids = portable.sample(torch.linspace(-80, 80, 300).repeat(2, 1), params, ones * 0)
     found["unlikely ids"] = int((ids != torch.tensor([0, 298])).sum())
+    # Infinite logits are nobody's right, but must not be written beside the row's candidates.
+    logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(8))
+    logits[2, ::3] = float("-inf")
+    ones = torch.ones(3, dtype=torch.float64)
+    with poisoned_memory() as guards:
+        portable.sample(logits, SamplingTensors(ones, torch.full((3,), 290), ones, ones * 0), ones / 2)
+    found["outside its memory, minus infinity"] = len(guards.faults())
     print(json.dumps(found))
 
 
