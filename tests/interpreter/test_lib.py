@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
+from interpreted import interpreted
 
 pytest.importorskip("triton", reason="Triton is not installed, so nothing can be interpreted")
 
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, float]:
-    path = f"PYTHONPATH={os.pathsep.join(sys.path)}"
-    command = ["env", "TRITON_INTERPRET=1", path, sys.executable, "-m", "interpreted_lib"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return interpreted("interpreted_lib")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])

@@ -87,7 +87,7 @@ def _with_state(suffix: str, state: str) -> tuple[KernelSpec, ...]:
         triton_kernel(
             f"kda_decode_fused{suffix}",
             "kda",
-            f"convolution, gate, recurrence and gated norm in one launch, many requests in three, {state} state",
+            f"convolution, gate, recurrence and gated norm in one launch, or in three where tuned so, {state} state",
             load="k3port.backends.portable.kernels.kda_fused:kda_decode",
             phases=("decode",),
             records_drafts=True,
@@ -95,7 +95,7 @@ def _with_state(suffix: str, state: str) -> tuple[KernelSpec, ...]:
             requires=triton_requires(state_dtypes=(state,), axes=(*_DIMS, AxisRule("W", minimum=2, maximum=4))),
             layouts={**layout, **_CONV},
             covers=OPS["kda"].parts,
-            numerics=f"{kept}; many requests' values are rounded between the three launches",
+            numerics=f"{kept}; where it takes three launches, values are rounded between them",
         ),
         triton_kernel(
             f"fla_kda_chunk{suffix}",

@@ -128,9 +128,9 @@ def launch(function: Any, grid: tuple[int, int, int], *args: Any, **constants: A
     """``function[grid](*args, **constants)``, where ``constants`` are the function's last arguments, all of them, and
     the launch options.
 
-    A repeated launch goes to the compiled kernel at once. Triton's own way there takes the host several times as long:
-    it looks up environment variables, prints the options into its key, compares all global constants of the kernel, and
-    asks the driver about every pointer.
+    A repeated launch goes to the compiled kernel at once. Triton's own way there takes the host more than twice as
+    long: it looks up environment variables, prints the options into its key, compares all global constants of the
+    kernel, and asks the driver about every pointer.
 
     Args:
         function: a ``triton.jit`` function.
